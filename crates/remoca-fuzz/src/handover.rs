@@ -7,7 +7,9 @@ use remoca_protocol::guests::Offer;
 use remoca_protocol::guests::{
     BegunRequest, FrontEnd, Guests, InflightRecord, MemoryRegion, NbdClient, PageLog, Queue, RingAddresses,
 };
-use remoca_protocol::handover::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
+use remoca_protocol::handover::{
+    Description, Listening, PassedDisk, PassedExport, PassedPool, PassedStore, StoreKind, VERSION,
+};
 
 /// Maximum number of bytes that a JSON list allocates per byte of input. An error allocates some more.
 const BYTES_FOR_ONE: usize = 64;
@@ -122,6 +124,7 @@ fn descriptions() -> Vec<Vec<u8>> {
         port: Some(listening(9)),
         port_guests: Guests::default(),
         nbd: vec![Listening { fd: 10, path: None }],
+        pools: vec![PassedPool { server: "local:/s".into(), memory: 11, generation: 12, granted_pages: 8 }],
     };
     let empty = Description { version: VERSION, ..Description::default() };
     let other = Description { version: VERSION + 1, ..Description::default() };

@@ -1,4 +1,5 @@
-//! Addresses of memory servers and of other VM processes: `tcp:HOST:PORT` or `unix:PATH`.
+//! Addresses of memory servers and of other VM processes: `tcp:HOST:PORT` or `unix:PATH`, and `local:PATH` for a memory server
+//! of this host.
 
 use crate::socket::{SocketPath, SocketSource};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
@@ -17,6 +18,9 @@ pub enum Endpoint {
     /// `HOST:PORT`. The name is resolved at each connect.
     Tcp(String),
     Unix(PathBuf),
+    /// Unix socket of a memory server on this host, whose pool the VM process reads and writes by itself. Nobody listens there
+    /// for anything else.
+    Local(PathBuf),
 }
 
 impl FromStr for Endpoint {
@@ -24,11 +28,15 @@ impl FromStr for Endpoint {
 
     fn from_str(text: &str) -> Result<Self, String> {
         const FORMS: &str = "write tcp:HOST:PORT or unix:PATH";
-        if let Some(path) = text.strip_prefix("unix:") {
-            if path.is_empty() || path.len() > 107 {
-                return Err(format!("`{text}`: a socket path has 1 to 107 bytes; {FORMS}"));
-            }
-            return Ok(Self::Unix(path.into()));
+        let path = |path: &str| match path.len() {
+            1..=107 => Ok(PathBuf::from(path)),
+            _ => Err(format!("`{text}`: a socket path has 1 to 107 bytes; {FORMS}")),
+        };
+        if let Some(unix) = text.strip_prefix("unix:") {
+            return path(unix).map(Self::Unix);
+        }
+        if let Some(local) = text.strip_prefix("local:") {
+            return path(local).map(Self::Local);
         }
         let Some(address) = text.strip_prefix("tcp:") else {
             return Err(format!("`{text}` is not an address: {FORMS}"));
@@ -46,6 +54,7 @@ impl fmt::Display for Endpoint {
         match self {
             Self::Tcp(address) => write!(f, "tcp:{address}"),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
+            Self::Local(path) => write!(f, "local:{}", path.display()),
         }
     }
 }
@@ -62,6 +71,7 @@ impl Endpoint {
                 SocketSource::Stream(_) => Err(io::Error::other("a path gives a listening socket")),
             },
             Self::Tcp(address) => Ok(Listener::Tcp(TcpListener::bind(address.as_str())?)),
+            Self::Local(_) => Err(not_to_listen()),
         }
     }
 
@@ -72,7 +82,7 @@ impl Endpoint {
     /// If the name cannot be resolved, or no address answers; the error is then that of the last one.
     pub fn connect(&self, timeout: Duration) -> io::Result<OwnedFd> {
         match self {
-            Self::Unix(path) => connect_unix(path, timeout),
+            Self::Unix(path) | Self::Local(path) => connect_unix(path, timeout),
             Self::Tcp(address) => {
                 let mut error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 for address in address.to_socket_addrs()? {
@@ -85,6 +95,12 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// Returns why nobody listens at a `local:` address.
+#[must_use]
+pub fn not_to_listen() -> io::Error {
+    io::Error::other("`local:` is how a VM process reaches its host's memory server; listen at unix:PATH")
 }
 
 /// A listening socket, with its path if it has one.
@@ -160,11 +176,13 @@ mod tests {
 
     #[test]
     fn addresses_are_read_and_written() {
-        for good in ["tcp:127.0.0.1:7", "tcp:[::1]:7", "tcp:host:65535", "unix:/run/x", "unix:x"] {
+        for good in ["tcp:127.0.0.1:7", "tcp:[::1]:7", "tcp:host:65535", "unix:/run/x", "unix:x", "local:/run/x"] {
             assert_eq!(good.parse::<Endpoint>().unwrap().to_string(), good);
         }
         let long = format!("unix:{}", "x".repeat(108));
-        for bad in ["", "host:7", "tcp:", "tcp:host", "tcp::7", "tcp:host:0", "tcp:host:65536", "unix:", &long] {
+        for bad in
+            ["", "host:7", "tcp:", "tcp:host", "tcp::7", "tcp:host:0", "tcp:host:65536", "unix:", "local:", &long]
+        {
             let message = bad.parse::<Endpoint>().unwrap_err();
             assert!(message.contains("tcp:HOST:PORT or unix:PATH"), "{message}");
         }

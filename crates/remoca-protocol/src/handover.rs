@@ -44,6 +44,21 @@ pub struct Description {
     #[serde(default)]
     pub port_guests: Guests<RawFd>,
     pub nbd: Vec<Listening>,
+    /// Mapped pools. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub pools: Vec<PassedPool>,
+}
+
+/// Mapped pool that is passed on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassedPool {
+    /// Endpoint of its server.
+    pub server: String,
+    /// Memory of the pool, which the process has locked.
+    pub memory: RawFd,
+    pub generation: u64,
+    /// Number of slots that the server granted.
+    pub granted_pages: u32,
 }
 
 /// Listening socket.
@@ -151,10 +166,17 @@ impl Description {
     pub fn numbers(&self) -> impl Iterator<Item = RawFd> {
         let guests = self.disks.iter().map(|disk| &disk.guests).chain([&self.port_guests]);
         let guests = guests.flat_map(Guests::descriptors);
+        let pools = self.pools.iter().map(|pool| pool.memory);
         let stores = self.disks.iter().map(|disk| disk.store.fd);
         let sockets = self.disks.iter().filter_map(|disk| disk.socket.as_ref());
         let sockets = sockets.chain(&self.control).chain(&self.port).chain(&self.nbd);
-        sockets.map(|&Listening { fd, .. }| fd).chain(stores).chain(self.client).chain(self.state).chain(guests)
+        sockets
+            .map(|&Listening { fd, .. }| fd)
+            .chain(stores)
+            .chain(self.client)
+            .chain(self.state)
+            .chain(guests)
+            .chain(pools)
     }
 }
 

@@ -6,7 +6,9 @@ use remoca_protocol::guests::Offer;
 use remoca_protocol::guests::{
     BegunRequest, FrontEnd, Guests, InflightRecord, MemoryRegion, NbdClient, PageLog, Queue, RingAddresses,
 };
-use remoca_protocol::handover::{Description, Listening, PassedDisk, PassedExport, PassedStore, StoreKind, VERSION};
+use remoca_protocol::handover::{
+    Description, Listening, PassedDisk, PassedExport, PassedPool, PassedStore, StoreKind, VERSION,
+};
 
 /// What the program of a4ff91a wrote: no connections of guests.
 const WITHOUT_GUESTS: &str = concat!(
@@ -37,8 +39,8 @@ const WITHOUT_OFFERS: &str = concat!(
     r#""port":{"fd":11,"path":null},"port_guests":{"front_end":null,"nbd":[]},"nbd":[{"fd":12,"path":null}]}"#,
 );
 
-/// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, and the hash of
-/// the options.
+/// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, the hash of
+/// the options, and mapped pools.
 fn recorded() -> String {
     let hypervisor =
         r#","offered":{"features":4294967296,"protocol_features":37387,"queues":4,"sector":512,"nbd_flags":0}"#;
@@ -51,6 +53,10 @@ fn recorded() -> String {
         .replace(r#""write_cache_off":false"#, r#""write_cache_off":false,"had_bytes":null"#)
         .replace(r#""bytes":6}"#, r#""bytes":6},"channel":26,"told_bytes":1048576"#)
         .replace(r#""error":null}}}]"#, r#""error":null}},"told_bytes":2097152}]"#)
+        .replace(
+            r#""nbd":[{"fd":12,"path":null}]}"#,
+            r#""nbd":[{"fd":12,"path":null}],"pools":[{"server":"local:/m","memory":19,"generation":7,"granted_pages":8}]}"#,
+        )
 }
 
 fn hypervisor() -> FrontEnd<i32> {
@@ -126,6 +132,7 @@ fn description() -> Description {
         port: Some(Listening { fd: 11, path: None }),
         port_guests: Guests::default(),
         nbd: vec![Listening { fd: 12, path: None }],
+        pools: vec![PassedPool { server: "local:/m".into(), memory: 19, generation: 7, granted_pages: 8 }],
     }
 }
 
@@ -143,7 +150,7 @@ fn the_version_is_that_of_all_recorded_descriptions() {
 
 #[test]
 fn connections_of_which_less_is_said_are_continued() {
-    let mut expected = Description { options: None, ..description() };
+    let mut expected = Description { options: None, pools: Vec::new(), ..description() };
     let front_end = expected.disks[0].guests.front_end.as_mut().unwrap();
     (front_end.offered, front_end.channel, front_end.told_bytes) = (None, None, None);
     expected.disks[0].had_bytes = None;
@@ -154,7 +161,7 @@ fn connections_of_which_less_is_said_are_continued() {
 
 #[test]
 fn a_program_that_passed_no_connections_is_understood() {
-    let mut expected = Description { options: None, ..description() };
+    let mut expected = Description { options: None, pools: Vec::new(), ..description() };
     expected.disks.iter_mut().for_each(|disk| (disk.guests, disk.had_bytes) = (Guests::default(), None));
     assert_eq!(Description::parse(WITHOUT_GUESTS.as_bytes()).unwrap(), expected);
 }

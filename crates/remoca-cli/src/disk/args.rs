@@ -106,8 +106,8 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_size)]
     guest_memory_max: u64,
 
-    /// Memory server: tcp:HOST:PORT or unix:PATH; may be repeated (the pool is placed on one of them); without one,
-    /// nothing is cached
+    /// Memory server: tcp:HOST:PORT or unix:PATH, or local:PATH for one on this host, whose memory this process reads and writes
+    /// by itself; may be repeated (the pool is placed on one of them); without one, nothing is cached
     #[arg(long, value_name = "ADDRESS")]
     server: Vec<Endpoint>,
 

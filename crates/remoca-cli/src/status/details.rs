@@ -5,7 +5,7 @@ use super::text::{rate, show_seconds, size_of_rate};
 use crate::size::show_size;
 use remoca_protocol::control::{
     DiskStatus, DiskTraffic, KnownServerStatus, LatencySummary, MemoryStatus, MigrationStatus, NormalLatency,
-    PortStatus, Status,
+    PoolStatus, PortStatus, Status,
 };
 
 const MORE: &str = "this version offers features that its guest does not have yet: it gets them when it connects again, or is \
@@ -68,6 +68,7 @@ impl Lines {
         if status.servers.len() > 1 {
             status.servers.iter().for_each(|server| self.add("of", known_server(server)));
         }
+        status.pools.iter().filter(|pool| pool.is_mapped).for_each(|pool| self.add("pool", mapped_pool(pool)));
         let cache = &status.cache;
         let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
         let state = if cache.enabled { "on" } else { "off" };
@@ -173,6 +174,19 @@ fn server_text(status: &Status) -> String {
         (_, None) => "not connected yet".into(),
     };
     format!("{} {state}", server.endpoint)
+}
+
+fn mapped_pool(pool: &PoolStatus) -> String {
+    let size = show_size(pool.granted_bytes);
+    let server = match pool.state.as_str() {
+        "away" => "its server is away: in use as before, but it cannot grow",
+        _ => "its server is connected",
+    };
+    let gone = match pool.pages_taken_back {
+        0 => String::new(),
+        pages => format!("; {pages} reads found their page taken back"),
+    };
+    format!("{size} in memory that this process reads and writes by itself; {server}{gone}")
 }
 
 fn known_server(server: &KnownServerStatus) -> String {

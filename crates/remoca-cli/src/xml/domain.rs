@@ -126,7 +126,7 @@ impl Listing {
                 let name = name.trim_start_matches('[').trim_end_matches(']');
                 Some(format!("<host name={} port='{port}'/>", quoted(name)))
             }
-            Address::Systemd => None,
+            Address::Endpoint(Endpoint::Local(_)) | Address::Systemd => None,
         });
         let Some(address) = address else {
             bail!(

@@ -24,6 +24,7 @@ mod guest_memory;
 mod hanging;
 mod io_thread;
 mod kept;
+mod local;
 mod lost_store;
 mod lying_guest;
 mod lying_server;

@@ -35,6 +35,7 @@ mod starved;
 mod taking;
 #[cfg(test)]
 mod tests;
+mod traffic;
 mod upgrade;
 mod vm;
 mod warmth;
@@ -216,13 +217,14 @@ impl Driver {
         }
         self.vm.host.update();
         let wake = self.vm.engine.next_wake();
-        let Vm { host, guests, warmth, sizes, .. } = &self.vm;
+        let Vm { host, guests, warmth, sizes, servers, .. } = &self.vm;
         let wake = wake.map(|at| Duration::from_nanos(at.since_ns(host.now())));
         let end = self.operator.stop_at().or_else(|| self.upgrades.next_deadline(host));
         let deadlines = guests
             .next_deadline()
             .into_iter()
             .chain(sizes.next_deadline())
+            .chain(servers.next_deadline(host.instant()))
             .chain(self.operator.manager().next_deadline())
             .chain(end);
         let now = host.instant();
@@ -236,7 +238,7 @@ impl Driver {
         match source {
             Source::Stop => self.begin_stop(),
             Source::Control => self.answer_control(),
-            Source::LinkWake => vm.take_answers(),
+            Source::LinkWake => vm.take_news(),
             Source::LinkSocket(server) => {
                 if writable {
                     vm.servers.note_writable(server);
@@ -327,6 +329,7 @@ impl Driver {
         let now = vm.host.instant();
         operator.manager_mut().handle_timer(now);
         vm.guests.run_timers(now);
+        vm.run_link_timers(now);
         vm.run_store_timers(now);
         vm.curves.run_timer(&vm.engine, now, vm.size.aside());
         vm.sizes.run_timers(!is_draining, vm.guests.disks_mut(), now);

@@ -3,20 +3,23 @@
 use super::host::Host;
 use super::in_flight::InFlight;
 use super::poller::Source;
-use crate::link::{Received, ServerLink, Session};
+use crate::link::{News, Received, ServerLink, Session, Size};
 use remoca_core::engine::{Admitted, DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, ServerNumber};
-use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_io::narrow;
 use remoca_io::show::show_size;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::{ErrorCode, Frame, RequestId, Welcome};
 use std::io;
+use std::time::Instant;
 
 /// The link to memory servers, if there is one.
 pub(super) struct Servers {
     link: Option<ServerLink>,
     /// One for each session, in no order.
     hearings: Vec<Hearing>,
+    /// Answers about sizes that were given without their servers.
+    sizes: Vec<(ServerNumber, Size)>,
 }
 
 /// What outlives a turn of the messages from a session's server.
@@ -33,7 +36,7 @@ pub(super) struct Hearing {
 impl Servers {
     /// Returns the connections of `link`.
     pub(super) fn new(link: Option<ServerLink>) -> Self {
-        Self { link, hearings: Vec::new() }
+        Self { link, hearings: Vec::new(), sizes: Vec::new() }
     }
 
     /// Returns the link, or `None` if the process has no memory servers.
@@ -54,14 +57,16 @@ impl Servers {
     /// Replaces the link with one whose descriptors are not registered yet.
     pub(super) fn attach(&mut self, link: Option<ServerLink>) {
         self.hearings.clear();
+        self.sizes.clear();
         self.link = link;
     }
 
     /// Removes the link and unregisters its descriptors. Returns the link, or `None` if there was none.
     pub(super) fn detach(&mut self, host: &Host) -> Option<ServerLink> {
         self.hearings.clear();
+        self.sizes.clear();
         let link = self.link.take()?;
-        link.sessions().iter().for_each(|session| host.unwatch(session.socket_fd()));
+        link.sessions().iter().filter_map(Session::socket_fd).for_each(|socket| host.unwatch(socket));
         host.unwatch(link.wake_fd());
         Some(link)
     }
@@ -83,29 +88,70 @@ impl Servers {
         self.link.as_ref()?.next_session(previous)
     }
 
-    /// Queues a frame for a server. Drops it if there is no session with that server.
-    pub(super) fn send(&mut self, server: ServerNumber, frame: &Frame<'_>) {
+    /// Queues the move of a page within a pool, or moves it. Does nothing if there is no session with that server.
+    pub(super) fn move_page(&mut self, server: ServerNumber, from: SlotIndex, to: SlotIndex) {
         if let Some(session) = self.session(server) {
-            frame.encode(session.out());
+            session.move_page(from, to);
         }
     }
 
-    /// Queues the request for the page of a slot. Drops it if there is no session with the slot's server.
-    pub(super) fn fetch(&mut self, fetch: FetchId, at: PoolSlot) {
-        if let Some(session) = self.session(at.server) {
-            session.request(RequestId(fetch.0), at.slot);
+    /// Queues the request for a size. Drops it if there is no session with that server. An answer that is there at once is
+    /// one of [`Self::next_size`].
+    pub(super) fn set_size(&mut self, server: ServerNumber, npages: PageCount) {
+        if let Some(session) = self.session(server) {
+            let size = session.set_size(npages);
+            self.note_size(server, size);
+            // What was sent before is known to have arrived once the size is answered.
+            self.keep_sends(server);
         }
     }
 
-    /// Queues an admitted page for its slot. Drops it if there is no session with the slot's server.
+    fn note_size(&mut self, server: ServerNumber, size: Size) {
+        if size != Size::Asked {
+            self.sizes.push((server, size));
+        }
+    }
+
+    /// Returns the next answer about a size that was given without the server, or `None` if there is none.
+    pub(super) fn next_size(&mut self) -> Option<(ServerNumber, Size)> {
+        self.sizes.pop()
+    }
+
+    /// Queues the request for the page of a slot. Drops it if there is no session with the slot's server. Returns whether
+    /// [`Self::read`] has the page instead, because the pool is mapped.
+    pub(super) fn fetch(&mut self, fetch: FetchId, at: PoolSlot) -> bool {
+        let Some(session) = self.session(at.server) else { return false };
+        let Some(out) = session.begin_fetch() else { return true };
+        Frame::Request { request: RequestId(fetch.0), slot: at.slot }.encode(out);
+        false
+    }
+
+    /// Returns the page of a mapped pool's slot, or `None` if it is not there.
+    pub(super) fn read(&mut self, at: PoolSlot) -> Option<&[u8]> {
+        self.session(at.server)?.read(at.slot)
+    }
+
+    /// Copies an admitted page into its slot, or queues it. Drops it if there is no session with the slot's server. Copies
+    /// the page that is there to the slot to which it is demoted first. Returns the number of pages that have reached the
+    /// pool of the slot.
     ///
     /// # Panics
-    /// If the page that is there is to be copied to another pool first: nobody can read it here.
-    pub(super) fn admit(&mut self, admitted: Admitted, page: &[u8]) {
-        assert!(admitted.demoted_to.is_none(), "the page in {:?} cannot be copied from there", admitted.at);
-        if let Some(session) = self.session(admitted.at.server) {
-            session.send_page(admitted.at.slot, page);
+    /// If the page to demote is in no mapped pool: it cannot be read here.
+    pub(super) fn admit(&mut self, admitted: Admitted, page: &[u8]) -> u32 {
+        let Admitted { at, demoted_to } = admitted;
+        if let Some(target) = demoted_to {
+            self.demote(at, target);
         }
+        self.session(at.server).map_or(0, |session| session.send_page(at.slot, page))
+    }
+
+    fn demote(&mut self, at: PoolSlot, target: PoolSlot) {
+        let Some(session) = self.session(at.server) else { return };
+        let page = session.copy(at.slot);
+        let page = page.unwrap_or_else(|| panic!("the page in {at:?} cannot be copied from there to {target:?}"));
+        // If the page is not there, zeroes are no content that anybody asks for.
+        let sent = self.session(target.server).map_or(0, |session| session.send_page(target.slot, &page));
+        assert!(sent == 0, "a page is demoted from one mapped pool to another, {target:?}");
     }
 
     /// Asks a server how many pages it could give.
@@ -126,7 +172,7 @@ impl Servers {
     pub(super) fn begin_session(&mut self, host: &Host, server: ServerNumber) -> Result<(), String> {
         let Some(link) = &mut self.link else { return Ok(()) };
         let watched = match link.begin(server).then(|| link.session_mut(server)).flatten() {
-            Some(session) => host.watch(session.socket_fd(), Source::LinkSocket(server)),
+            Some(session) => watch(session, host),
             None => Err(io::ErrorKind::NotConnected.into()),
         };
         self.hearings.push(Hearing::new(server));
@@ -136,8 +182,8 @@ impl Servers {
 
     /// Unregisters the socket of the session with this server, and ends the session by calling `end`.
     pub(super) fn end_session(&mut self, host: &Host, server: ServerNumber, end: impl FnOnce(&mut ServerLink)) {
-        if let Some(session) = self.session(server) {
-            host.unwatch(session.socket_fd());
+        if let Some(socket) = self.session(server).and_then(|session| session.socket_fd()) {
+            host.unwatch(socket);
         }
         if let Some(link) = &mut self.link {
             end(link);
@@ -150,11 +196,39 @@ impl Servers {
         self.hearings.iter_mut().for_each(|hearing| hearing.refusal_told = false);
     }
 
-    /// Returns the next answer of a server that was asked, or `None` if no answer is there. The offer in it is `None`
-    /// if the server did not make one.
-    pub(super) fn next_answer(&mut self, host: &Host) -> Option<(ServerNumber, Option<PoolOffer>)> {
-        let (server, welcome) = self.link.as_mut()?.take_answer(host.instant())?;
-        Some((server, welcome.map(|welcome| pool_offer(&welcome))))
+    /// Returns the next news of a server, or `None` if there are none.
+    pub(super) fn next_news(&mut self, host: &Host) -> Option<(ServerNumber, News)> {
+        self.link.as_mut()?.take_news(host.instant())
+    }
+
+    /// Watches the new connection of the session with this server.
+    pub(super) fn rejoin(&mut self, host: &Host, server: ServerNumber) {
+        if let Some(Err(error)) = self.session(server).map(|session| watch(session, host)) {
+            tracing::warn!("cannot watch the server's socket: {error}");
+        }
+    }
+
+    /// Closes the connection of the session with this server, which is lost because of `why`, if the session goes on without
+    /// it. Returns whether it does.
+    pub(super) fn outlive(&mut self, host: &Host, server: ServerNumber, why: &str) -> bool {
+        let Some(session) = self.session(server).filter(|session| session.outlives_connection()) else { return false };
+        if let Some(socket) = session.socket_fd() {
+            host.unwatch(socket);
+        }
+        if let Some(size) = self.link.as_mut().and_then(|link| link.detach(server, why)) {
+            self.note_size(server, size);
+        }
+        true
+    }
+
+    /// Returns the time at which [`Self::run_timers`] must be called, or `None` if nothing is due at any time.
+    pub(super) fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        self.link.as_ref()?.next_deadline(now)
+    }
+
+    /// Connects anew to servers that are away. Returns a server that owes an answer for too long, or `None` if there is none.
+    pub(super) fn run_timers(&mut self, now: Instant) -> Option<ServerNumber> {
+        self.link.as_mut()?.run_timers(now)
     }
 
     /// Marks the socket of the session with this server as writable, because it has room again.
@@ -168,12 +242,19 @@ impl Servers {
     pub(super) fn flush(&mut self, host: &Host, server: ServerNumber) -> io::Result<u32> {
         let Some(session) = self.session(server) else { return Ok(0) };
         let pages = session.flush()?;
-        if let Some(watch) = session.watch_change()
-            && let Err(error) = host.watch_room(session.socket_fd(), Source::LinkSocket(server), watch)
+        if let (Some(watch), Some(socket)) = (session.watch_change(), session.socket_fd())
+            && let Err(error) = host.watch_room(socket, Source::LinkSocket(server), watch)
         {
             tracing::warn!("cannot watch the server's socket: {error}");
         }
+        self.keep_sends(server);
         Ok(pages)
+    }
+
+    fn keep_sends(&mut self, server: ServerNumber) {
+        if let Some(link) = &mut self.link {
+            link.keep_sends_of(server);
+        }
     }
 
     /// Returns the session with this server and the handler of its frames, or `None` if there is no session.
@@ -187,7 +268,12 @@ impl Servers {
     pub(super) fn lost(&mut self, server: ServerNumber, received: io::Result<Received>) -> Option<String> {
         let hearing = self.hearings.iter_mut().find(|hearing| hearing.server == server)?;
         if let Some(code) = hearing.dismissal.take() {
-            return Some(format!("it ended the session: {code:?}"));
+            let why = match code {
+                ErrorCode::TAKEN_BACK => "it took all memory back".to_owned(),
+                code => format!("it ended the session: {code:?}"),
+            };
+            self.session(server)?.end(&why);
+            return Some(why);
         }
         match received {
             Ok(Received::Drained) => {}
@@ -244,9 +330,11 @@ impl Hearing {
                     engine.handle_size_refused(now, server, available);
                 }
                 // After these errors the server closes the connection. If it does not, we do.
-                ErrorCode::VersionMismatch | ErrorCode::StaleEpoch | ErrorCode::Malformed | ErrorCode::Busy => {
-                    self.dismissal = Some(error.code);
-                }
+                ErrorCode::VersionMismatch
+                | ErrorCode::StaleEpoch
+                | ErrorCode::Malformed
+                | ErrorCode::Busy
+                | ErrorCode::TAKEN_BACK => self.dismissal = Some(error.code),
                 ErrorCode::Unknown(code) => {
                     tracing::debug!("the memory server says error {code}, which means nothing here")
                 }
@@ -257,7 +345,13 @@ impl Hearing {
     }
 }
 
-fn pool_offer(welcome: &Welcome) -> PoolOffer {
+fn watch(session: &Session, host: &Host) -> io::Result<()> {
+    // The server of a mapped pool may be away.
+    session.socket_fd().map_or(Ok(()), |socket| host.watch(socket, Source::LinkSocket(session.server())))
+}
+
+/// Returns the offer of a welcome.
+pub(super) fn pool_offer(welcome: &Welcome) -> PoolOffer {
     PoolOffer {
         generation: welcome.pool_generation.0,
         npages: welcome.npages,
@@ -266,3 +360,7 @@ fn pool_offer(welcome: &Welcome) -> PoolOffer {
         sends_received: welcome.sends_received.0.min(u64::MAX / 2),
     }
 }
+
+#[cfg(test)]
+#[path = "servers_tests.rs"]
+mod tests;

@@ -111,12 +111,14 @@ fn pools(link: &ServerLink) -> Vec<PoolStatus> {
     let status = |session: &Session| PoolStatus {
         // A session never outlives its server's place in the list by more than the engine's next action.
         server: endpoint(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
-        state: "connected".into(),
+        state: if session.socket_fd().is_some() { "connected".into() } else { "away".into() },
+        is_mapped: session.is_mapped(),
         generation: format!("{:016x}", session.generation()),
         granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
         pages_sent: session.traffic().sent,
         pages_requested: session.traffic().requested,
         pages_received: session.traffic().received,
+        pages_taken_back: session.traffic().taken_back,
     };
     link.sessions().iter().map(status).collect()
 }

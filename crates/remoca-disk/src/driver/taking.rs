@@ -125,7 +125,8 @@ impl Vm {
             let Ok(page) = self.guests.port_mut().take_page(request, start, offset, &self.host) else { return false };
             let Some(page) = page else { continue };
             if let Evicted::Admit(admitted) = self.engine.handle_evicted(page) {
-                self.servers.admit(admitted, page);
+                let sent = self.servers.admit(admitted, page);
+                self.engine.handle_sent(admitted.at.server, sent);
             }
             self.execute();
         }

@@ -15,7 +15,7 @@ use remoca_io::handover::Handover;
 use remoca_io::narrow;
 use remoca_protocol::control::{Command, Reply, UPGRADE_UNDER_WAY};
 use remoca_protocol::guests::Guests;
-use remoca_protocol::handover::{Description, PassedDisk, PassedStore};
+use remoca_protocol::handover::{Description, PassedDisk, PassedPool, PassedStore};
 use remoca_protocol::offer::Offers;
 use std::ffi::OsString;
 use std::io;
@@ -267,6 +267,11 @@ impl Upgrades {
         handover.description.cache_enabled = vm.engine.status().enabled;
         let servers = vm.servers.link().map(ServerLink::servers).unwrap_or_default();
         handover.description.servers = servers.iter().map(|server| server.endpoint.to_string()).collect();
+        for (server, memory, generation, granted) in vm.servers.link().iter().flat_map(|link| link.mapped_pools()) {
+            let memory = handover.pass(memory).map_err(system)?;
+            let (server, granted_pages) = (server.to_string(), granted.0);
+            handover.description.pools.push(PassedPool { server, memory, generation, granted_pages });
+        }
         handover.description.options = Some(vm.warmth.options());
         let state = vm.warmth.file().map(|file| handover.pass(file));
         handover.description.state = state.transpose().map_err(system)?;

@@ -14,15 +14,13 @@ use super::servers::Servers;
 use super::sizes::Sizes;
 use super::starved::{DiskIo, Tried};
 use super::warmth::Warmth;
+use crate::link::Size;
 use crate::state::{Former, StateFile};
-use remoca_core::engine::{
-    Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, Leaving, RequestId, ServerNumber,
-};
+use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId};
 use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
 use remoca_io::words::IndexMemory;
-use remoca_protocol::Frame;
 use remoca_store::{Complaints, StoreEvent};
 use std::time::Instant;
 
@@ -48,7 +46,7 @@ pub(super) struct Vm {
 impl Vm {
     /// Executes all actions that the engine has queued.
     pub(super) fn execute(&mut self) {
-        while let Some(action) = self.engine.poll_action() {
+        while let Some(action) = self.next_action() {
             match action {
                 Action::Disk { request, op, .. } => self.begin_disk(request, op, false),
                 Action::DiskToo { request, op, .. } => self.begin_disk(request, op, true),
@@ -62,16 +60,19 @@ impl Vm {
                         self.begin(disk, request);
                     }
                 }
-                Action::Fetch { fetch, at } => self.servers.fetch(fetch, at),
-                Action::SendBlock { admitted, request, offset } => {
-                    if let Some(page) = self.in_flight.page(request, offset) {
-                        self.servers.admit(admitted, page);
+                Action::Fetch { fetch, at } => {
+                    if self.servers.fetch(fetch, at) {
+                        self.read_mapped(fetch, at);
                     }
                 }
-                Action::MovePage { server, from, to } => self.servers.send(server, &Frame::Move { from, to }),
-                Action::SetSize { server, npages } => {
-                    self.servers.send(server, &Frame::SetSize { request: remoca_protocol::RequestId(0), npages });
+                Action::SendBlock { admitted, request, offset } => {
+                    if let Some(page) = self.in_flight.page(request, offset) {
+                        let sent = self.servers.admit(admitted, page);
+                        self.engine.handle_sent(admitted.at.server, sent);
+                    }
                 }
+                Action::MovePage { server, from, to } => self.servers.move_page(server, from, to),
+                Action::SetSize { server, npages } => self.servers.set_size(server, npages),
                 Action::Ask(server) => self.servers.ask(server),
                 Action::Release(server) => self.servers.release(server),
                 Action::Use(server) => {
@@ -95,9 +96,25 @@ impl Vm {
         let Self { in_flight, engine, servers, .. } = self;
         in_flight.judge_frames(|page| {
             if let Evicted::Admit(admitted) = engine.handle_frame(page) {
-                servers.admit(admitted, page);
+                let sent = servers.admit(admitted, page);
+                engine.handle_sent(admitted.at.server, sent);
             }
         });
+    }
+
+    /// Returns the engine's next action. When there is none, first passes sizes to the engine that were given without their
+    /// servers.
+    fn next_action(&mut self) -> Option<Action> {
+        loop {
+            if let Some(action) = self.engine.poll_action() {
+                return Some(action);
+            }
+            let (server, size) = self.servers.next_size()?;
+            match size {
+                Size::Granted(npages) => self.engine.handle_sized(self.host.now(), server, npages),
+                Size::Asked | Size::Refused => self.engine.handle_size_refused(self.host.now(), server, PageCount(0)),
+            }
+        }
     }
 
     /// Submits the disk I/O of a request, or queues it until there is a buffer. I/O is also queued if earlier I/O of
@@ -231,58 +248,6 @@ impl Vm {
             }
         }
         self.guests.notify();
-    }
-
-    /// Passes the list of servers to the engine, which decides where the pool goes. Connections are made from here on.
-    pub(super) fn tell_servers(&mut self) {
-        if let Some(numbers) = self.servers.numbers() {
-            self.engine.set_servers(self.host.now(), &numbers, Leaving::AtOnce);
-            self.execute();
-        }
-    }
-
-    /// Passes the answers of servers that were asked to the engine.
-    pub(super) fn take_answers(&mut self) {
-        while let Some((server, offer)) = self.servers.next_answer(&self.host) {
-            self.engine.handle_answer(self.host.now(), server, offer);
-            self.execute();
-        }
-    }
-
-    /// Receives and handles frames of this server. Ends the session with it if it is lost.
-    pub(super) fn receive(&mut self, server: ServerNumber) {
-        let Self { servers, engine, in_flight, host, .. } = self;
-        let Some((session, hearing)) = servers.listen(server) else { return };
-        // The frames borrow the session's buffer while they are handled: nothing is sent meanwhile.
-        let received = session.receive(|frame| hearing.hear(frame, engine, in_flight, host.now()));
-        self.execute();
-        if let Some(why) = self.servers.lost(server, received) {
-            self.lose_session(server, &why);
-        }
-    }
-
-    /// Ends the session with this server, which is lost because of `why`, and notifies the engine.
-    fn lose_session(&mut self, server: ServerNumber, why: &str) {
-        self.servers.end_session(&self.host, server, |link| link.end(server, why));
-        self.engine.handle_disconnected(self.host.now(), server);
-        self.execute();
-    }
-
-    /// Sends the frames that are queued for the servers.
-    fn flush_links(&mut self) {
-        let mut previous = None;
-        while let Some(server) = self.servers.next_session(previous) {
-            previous = Some(server);
-            match self.servers.flush(&self.host, server) {
-                Ok(0) => {}
-                Ok(pages) => self.engine.handle_sent(server, pages),
-                Err(error) => {
-                    self.lose_session(server, &error.to_string());
-                    // Its loss may have queued frames for the servers that came first.
-                    previous = None;
-                }
-            }
-        }
     }
 
     /// Passes the size of each disk to the engine, and whether all of it is a swap area.

@@ -1,10 +1,12 @@
 //! The start and the end of a connection to a memory server, on threads of their own: both may block.
 
+use super::memory::{FileId, MemoryError, Passed, PoolMemory};
 use crate::state::RosterEntry;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PAGE_SIZE_U64;
 use remoca_io::address::Endpoint;
-use remoca_protocol::{ErrorCode, Frame, Hello, Token, VERSIONS, VersionRange, Welcome, decode};
+use remoca_io::passed::{AnswerError, MappedAnswer, receive_mapped_answer};
+use remoca_protocol::{ErrorCode, Frame, Hello, MAPPED_VERSIONS, Token, VERSIONS, VersionRange, Welcome, decode};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
@@ -14,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Time limit for connecting, for the hello, and for saying goodbye.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for a former process to end that has the memory of a mapped pool.
+const OWNER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Access to memory servers. No method blocks its caller.
 pub trait Network: Send + Sync {
@@ -30,20 +34,40 @@ pub trait Network: Send + Sync {
     fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>);
 }
 
-/// Outcome of an attempt to connect: a non-blocking socket from which the server's welcome has been read, and the welcome.
-pub type Answer = Result<(OwnedFd, Welcome), LinkError>;
+/// Connection to a server that has said welcome.
+pub struct Connected {
+    /// Non-blocking socket from which the welcome has been read.
+    pub socket: OwnedFd,
+    pub welcome: Welcome,
+    /// Memory of a mapped pool; `None` if the pool is not mapped.
+    pub memory: Option<Passed>,
+}
+
+/// Outcome of an attempt to connect.
+pub type Answer = Result<Connected, LinkError>;
+
+/// Who wants the answer to an attempt to connect.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Asker {
+    Engine,
+    /// The link itself, for a session whose server is away.
+    Link,
+}
 
 /// Destination of the answer to an attempt to connect.
 pub struct AnswerTo {
     pub(super) server: ServerNumber,
-    pub(super) queue: Sender<(ServerNumber, Answer)>,
+    pub(super) asker: Asker,
+    /// Memory of a mapped pool that this process owns.
+    pub(super) owned: Option<FileId>,
+    pub(super) queue: Sender<(ServerNumber, Asker, Answer)>,
     pub(super) wake: Arc<OwnedFd>,
 }
 
 impl AnswerTo {
     /// Passes the answer to the I/O thread.
     pub fn give(self, answer: Answer) {
-        let _ = self.queue.send((self.server, answer));
+        let _ = self.queue.send((self.server, self.asker, answer));
         remoca_io::wake::raise(&*self.wake);
     }
 }
@@ -64,11 +88,12 @@ impl Network for HostNetwork {
     }
 
     fn connect(&self, endpoint: Endpoint, token: Token, epoch: u64, answer: AnswerTo) {
-        let AnswerTo { server, queue, wake } = &answer;
-        let without_thread = AnswerTo { server: *server, queue: queue.clone(), wake: Arc::clone(wake) };
+        let AnswerTo { server, asker, owned, queue, wake } = &answer;
+        let (server, asker, owned, queue) = (*server, *asker, *owned, queue.clone());
+        let without_thread = AnswerTo { server, asker, owned, queue, wake: Arc::clone(wake) };
         let failed = endpoint.clone();
         let thread = std::thread::Builder::new().name("connect".into());
-        if let Err(error) = thread.spawn(move || answer.give(connect(&endpoint, token, epoch))) {
+        if let Err(error) = thread.spawn(move || answer.give(connect_and_own(&endpoint, token, epoch, owned))) {
             without_thread.give(Err(LinkError::Unreachable(failed, error)));
         }
     }
@@ -82,7 +107,7 @@ impl Network for HostNetwork {
 pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
     for RosterEntry { endpoint, token, epoch, .. } in pools {
         let give_back = move || match connect(&endpoint, token, epoch.saturating_add(1)) {
-            Ok((socket, _)) => say_goodbye(socket.into(), bye()),
+            Ok((socket, ..)) => say_goodbye(socket.into(), bye()),
             Err(error) => tracing::debug!("a pool that is not used any more is left to its grace time: {error}"),
         };
         // Without a thread, the server frees the pool after its grace time.
@@ -97,7 +122,7 @@ pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
 pub fn probe(endpoint: &Endpoint) -> Result<(u64, Duration), LinkError> {
     let token = HostNetwork.token().map_err(|error| LinkError::Unreachable(endpoint.clone(), error))?;
     let started = Instant::now();
-    let (socket, welcome) = connect(endpoint, token, 0)?;
+    let (socket, welcome, _) = connect(endpoint, token, 0)?;
     let taken = started.elapsed();
     say_goodbye(socket.into(), bye());
     Ok((u64::from(welcome.available.0.min(welcome.quota.0)) * PAGE_SIZE_U64, taken))
@@ -125,23 +150,59 @@ pub enum LinkError {
     Refused(Endpoint, ErrorCode),
     #[error("what listens at {0} is no memory server: {1}")]
     Protocol(Endpoint, String),
+    #[error(
+        "the memory server at {0} has no pools whose memory it shares: upgrade it, start it without huge pages, or reach it by unix: in place of local:"
+    )]
+    NotMapped(Endpoint),
+    #[error("the memory that the server at {0} shares cannot be used: {1}")]
+    Memory(Endpoint, #[source] MemoryError),
     #[error("lost the memory server at {0}: {1}")]
     Lost(Endpoint, String),
 }
 
-/// Connects, says hello, and waits for the welcome.
+/// Connects, and makes this process the owner of the memory if the pool is mapped, unless it is that which it has `owned`
+/// before.
+fn connect_and_own(endpoint: &Endpoint, token: Token, epoch: u64, owned: Option<FileId>) -> Answer {
+    let (socket, welcome, memory) = connect(endpoint, token, epoch)?;
+    let take = |memory| PoolMemory::take(memory, owned, OWNER_TIMEOUT);
+    let memory = memory.map(take).transpose().map_err(|error| LinkError::Memory(endpoint.clone(), error))?;
+    Ok(Connected { socket, welcome, memory })
+}
+
+/// Connects, says hello, and waits for the welcome, with which the memory of a mapped pool comes.
 ///
 /// # Errors
 /// [`LinkError`], whose text says what to do.
-fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, Welcome), LinkError> {
+fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, Welcome, Option<OwnedFd>), LinkError> {
     let unreachable = |error| LinkError::Unreachable(endpoint.clone(), error);
     let mut socket = File::from(endpoint.connect(TIMEOUT).map_err(unreachable)?);
+    let is_mapped = matches!(endpoint, Endpoint::Local(_));
+    let versions = if is_mapped { MAPPED_VERSIONS } else { VERSIONS };
     let mut hello = Vec::new();
-    Frame::Hello(Hello { versions: VERSIONS, token, epoch }).encode(&mut hello);
+    Frame::Hello(Hello { versions, token, epoch }).encode(&mut hello);
     socket.write_all(&hello).map_err(unreachable)?;
-    let welcome = read_welcome(&mut socket, endpoint)?;
+    let (welcome, memory) = match is_mapped {
+        true => receive_memory(&socket, endpoint)?,
+        false => (read_welcome(&mut socket, endpoint)?, None),
+    };
     rustix::io::ioctl_fionbio(&socket, true).map_err(|error| unreachable(error.into()))?;
-    Ok((socket.into(), welcome))
+    Ok((socket.into(), welcome, memory))
+}
+
+/// Receives the welcome of a mapped session, and the memory that comes with it.
+fn receive_memory(socket: &File, endpoint: &Endpoint) -> Result<(Welcome, Option<OwnedFd>), LinkError> {
+    match receive_mapped_answer(socket, TIMEOUT) {
+        Ok(MappedAnswer::Welcome { welcome, memory }) => Ok((welcome, Some(memory))),
+        Ok(MappedAnswer::Refused(refusal)) => Err(match refusal.code {
+            ErrorCode::VersionMismatch | ErrorCode::NOT_MAPPABLE => LinkError::NotMapped(endpoint.clone()),
+            code => LinkError::Refused(endpoint.clone(), code),
+        }),
+        Err(AnswerError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+            Err(LinkError::Silent(endpoint.clone()))
+        }
+        Err(AnswerError::Io(error)) => Err(LinkError::Unreachable(endpoint.clone(), error)),
+        Err(error) => Err(LinkError::Protocol(endpoint.clone(), error.to_string())),
+    }
 }
 
 /// Reads exactly one frame, the welcome. The bytes after it belong to the session.

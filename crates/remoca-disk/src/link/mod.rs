@@ -6,24 +6,31 @@
 //! send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are; the engine
 //! interprets them. Each server has a token of its own, so a token that strangers learn names no pool on another server.
 
+mod answers;
+mod away;
 mod connect;
+mod mapped;
+mod memory;
+mod rejoin;
 mod session;
 mod sessions;
 
-pub use connect::{Answer, AnswerTo, HostNetwork, LinkError, Network, give_back, probe};
-pub use session::{Received, Session, Traffic};
+pub use away::{KeptPool, News};
+pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe};
+pub use memory::PoolMemory;
+pub use session::{Received, Session, Size, Traffic};
 
 use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
-use connect::bye;
+use away::{Rejoins, Waiting};
+use connect::{Asker, bye};
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::wake;
 use remoca_protocol::peer;
-use remoca_protocol::{Frame, Token, Welcome};
+use remoca_protocol::{Frame, Token};
 use sessions::Sessions;
 use std::io;
-use std::mem::discriminant;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -36,6 +43,10 @@ pub struct KnownServer {
     token: Token,
     /// Epoch of the newest connection.
     epoch: u64,
+    /// Number of pages that were ever written to mapped pools there.
+    sends: u64,
+    /// Mapped pool that a former program of this process had there, and which is in no session yet.
+    kept: Option<KeptPool>,
     /// Why there was no connection, or why the last session ended.
     error: Option<LinkError>,
     /// When the server last answered, and how many pages it could give then.
@@ -43,14 +54,15 @@ pub struct KnownServer {
 }
 
 impl From<RosterEntry> for KnownServer {
-    fn from(RosterEntry { number, endpoint, token, epoch }: RosterEntry) -> Self {
-        Self { number, endpoint, token, epoch, error: None, answered: None }
+    fn from(RosterEntry { number, endpoint, token, epoch, sends }: RosterEntry) -> Self {
+        Self { number, endpoint, token, epoch, sends, kept: None, error: None, answered: None }
     }
 }
 
 impl KnownServer {
     fn entry(&self) -> RosterEntry {
-        RosterEntry { number: self.number, endpoint: self.endpoint.clone(), token: self.token, epoch: self.epoch }
+        let (endpoint, token) = (self.endpoint.clone(), self.token);
+        RosterEntry { number: self.number, endpoint, token, epoch: self.epoch, sends: self.sends }
     }
 
     /// Returns why the server could not be used when it was last tried, or why its last session ended. Returns `None`
@@ -68,21 +80,15 @@ pub struct ServerLink {
     numbers: u32,
     /// Header of the state file, in which tokens and epochs are kept for a successor of this process.
     kept: Option<Arc<Header>>,
-    answer_queue: Sender<(ServerNumber, Answer)>,
-    answers: Receiver<(ServerNumber, Answer)>,
+    answer_queue: Sender<(ServerNumber, Asker, Answer)>,
+    answers: Receiver<(ServerNumber, Asker, Answer)>,
     wake: Arc<OwnedFd>,
     /// Connections that the engine has not decided on.
     waiting: Vec<Waiting>,
     sessions: Sessions,
+    rejoins: Rejoins,
     /// The server of the session that began last.
     latest: Option<ServerNumber>,
-}
-
-/// Connection to a server that answered.
-struct Waiting {
-    server: ServerNumber,
-    socket: OwnedFd,
-    welcome: Welcome,
 }
 
 impl ServerLink {
@@ -107,6 +113,7 @@ impl ServerLink {
             wake,
             waiting: Vec::new(),
             sessions: Sessions::default(),
+            rejoins: Rejoins::default(),
             latest: None,
         };
         link.replace(endpoints)?;
@@ -180,7 +187,7 @@ impl ServerLink {
         for (endpoint, token) in new.into_iter().zip(tokens) {
             let (number, endpoint) = (ServerNumber(self.numbers), endpoint.clone());
             self.numbers += 1;
-            self.servers.push(KnownServer { number, endpoint, token, epoch: 0, error: None, answered: None });
+            self.servers.push(RosterEntry { number, endpoint, token, epoch: 0, sends: 0 }.into());
         }
         self.servers.retain(|server| endpoints.contains(&server.endpoint));
         self.servers.sort_by_key(|server| endpoints.iter().position(|endpoint| *endpoint == server.endpoint));
@@ -234,60 +241,6 @@ impl ServerLink {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// Starts to connect to a server. [`Self::take_answer`] will return the outcome.
-    pub fn ask(&mut self, number: ServerNumber) {
-        let Some(slot) = self.servers.iter().position(|server| server.number == number) else { return };
-        let server = &mut self.servers[slot];
-        server.epoch = server.epoch.saturating_add(1);
-        let (endpoint, token, epoch) = (server.endpoint.clone(), server.token, server.epoch);
-        if let Some(header) = &self.kept {
-            header.set_epoch(slot, epoch);
-        }
-        let (queue, wake) = (self.answer_queue.clone(), Arc::clone(&self.wake));
-        self.network.connect(endpoint, token, epoch, AnswerTo { server: number, queue, wake });
-    }
-
-    /// Returns the outcome of the next attempt to connect that has ended, or `None` if there is none. The welcome in it
-    /// is `None` if the attempt failed. A connection waits for [`Self::begin`] or [`Self::release`].
-    pub fn take_answer(&mut self, now: Instant) -> Option<(ServerNumber, Option<Welcome>)> {
-        wake::clear(&*self.wake);
-        let (number, answer) = self.answers.try_recv().ok()?;
-        Some((number, self.note_answer(number, answer, now)))
-    }
-
-    fn note_answer(&mut self, number: ServerNumber, answer: Answer, now: Instant) -> Option<Welcome> {
-        match answer {
-            Ok((socket, welcome)) => {
-                if let Some(server) = self.server(number) {
-                    let possible = welcome.npages.0.saturating_add(welcome.available.0);
-                    server.answered = Some((now, PageCount(possible)));
-                    server.error = None;
-                }
-                self.waiting.push(Waiting { server: number, socket, welcome });
-                Some(welcome)
-            }
-            Err(error) => {
-                self.note_error(number, error);
-                None
-            }
-        }
-    }
-
-    /// Records the error of a server. Logs it unless the error before it was of the same kind.
-    fn note_error(&mut self, number: ServerNumber, error: LinkError) {
-        let (alone, connected) = (self.servers.len() == 1, !self.sessions.is_empty());
-        let Some(server) = self.server(number) else { return };
-        if server.error.as_ref().map(discriminant) != Some(discriminant(&error)) {
-            let next = match (connected, alone) {
-                (true, _) => "It is passed over.",
-                (false, true) => "Reads go to the disk; trying again.",
-                (false, false) => "It is passed over; trying again later.",
-            };
-            tracing::warn!("{error} {next}");
-        }
-        server.error = Some(error);
-    }
-
     fn take_waiting(&mut self, number: ServerNumber) -> Option<Waiting> {
         let at = self.waiting.iter().position(|waiting| waiting.server == number)?;
         Some(self.waiting.swap_remove(at))
@@ -302,27 +255,30 @@ impl ServerLink {
         if !self.sessions.has_room() {
             return false;
         }
-        let Some(Waiting { socket, welcome, .. }) = self.take_waiting(number) else { return false };
-        if let Some(server) = self.server(number) {
+        let Some(Waiting { socket, welcome, memory, .. }) = self.take_waiting(number) else { return false };
+        if let Some(server) = self.server(number).filter(|_| socket.is_some()) {
             tracing::info!("connected to the memory server at {}", server.endpoint);
         }
-        self.sessions.insert(Session::new(number, socket, &welcome));
+        if socket.is_none() {
+            self.rejoins.begin(number);
+        }
+        self.sessions.insert(Session::new(number, socket, &welcome, memory));
         self.latest = Some(number);
         true
     }
 
     /// Gives up the waiting connection to this server, and a pool that this process may have there.
     pub fn release(&mut self, number: ServerNumber) {
-        if let Some(waiting) = self.take_waiting(number) {
-            self.network.say_goodbye(waiting.socket, bye());
+        if let Some(socket) = self.take_waiting(number).and_then(|waiting| waiting.socket) {
+            self.network.say_goodbye(socket, bye());
         }
     }
 
     /// Ends the session with this server, if there is one, because of `why`. The server may still have the pool.
     pub fn end(&mut self, number: ServerNumber, why: &str) {
-        if self.sessions.remove(number).is_none() {
-            return;
-        }
+        let Some(session) = self.sessions.remove(number) else { return };
+        self.keep_sends(&session);
+        self.rejoins.end(number);
         let reads = if self.sessions.is_empty() { "Reads" } else { "Reads of what it had" };
         if let Some(server) = self.server(number) {
             let endpoint = &server.endpoint;
@@ -334,12 +290,16 @@ impl ServerLink {
     /// Ends the session with this server, if there is one, and gives its pool back.
     pub fn leave(&mut self, number: ServerNumber) {
         let Some(session) = self.sessions.remove(number) else { return };
+        self.keep_sends(&session);
+        self.rejoins.end(number);
         match self.server(number) {
             Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
-        let (socket, left) = session.leave();
-        self.network.say_goodbye(socket, left);
+        // A server that is away frees the pool after its grace time.
+        if let (Some(socket), left) = session.leave() {
+            self.network.say_goodbye(socket, left);
+        }
     }
 
     /// Tells all servers to free the pools, as far as that is possible without blocking.

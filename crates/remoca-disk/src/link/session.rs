@@ -1,11 +1,17 @@
 //! Sending and receiving on a session with a memory server. The socket does not block, and only the I/O thread uses it.
+//!
+//! The pages of a mapped session do not go through its socket, which only negotiates the size. It goes on without a socket
+//! while the server is away.
 
+use super::mapped::Mapped;
+use super::memory::PoolMemory;
 use remoca_core::engine::ServerNumber;
-use remoca_core::units::{PageCount, SlotIndex};
+use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
 use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer, RequestId, Welcome, send_page_header};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 /// Maximum number of bytes received in one system call.
 const RECEIVE_BYTES: usize = 256 * 1024;
@@ -28,8 +34,21 @@ pub struct Traffic {
     pub sent: u64,
     /// Pages that the server was asked for.
     pub requested: u64,
-    /// Pages that the server sent.
+    /// Pages that the server sent, or that were there.
     pub received: u64,
+    /// Pages that were not there, because the server of a mapped pool had taken their memory back.
+    pub taken_back: u64,
+}
+
+/// Outcome of a request for a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// The server was asked.
+    Asked,
+    /// It is granted without the server, which is away.
+    Granted(PageCount),
+    /// It cannot be had while the server is away.
+    Refused,
 }
 
 /// The connection that a pool is reached by.
@@ -37,8 +56,12 @@ pub struct Session {
     server: ServerNumber,
     generation: u64,
     granted: PageCount,
+    /// Whether the size became smaller while the server was away.
+    gave_up: bool,
     traffic: Traffic,
-    socket: File,
+    /// `None` while the server of a mapped pool is away.
+    socket: Option<File>,
+    mapped: Option<Box<Mapped>>,
     /// Bytes that were received and not handled yet.
     receive: ReceiveBuffer,
     out: Vec<u8>,
@@ -54,13 +77,21 @@ pub struct Session {
 
 impl Session {
     /// Returns the session that begins with this welcome of the server.
-    pub(super) fn new(server: ServerNumber, socket: OwnedFd, welcome: &Welcome) -> Self {
+    pub(super) fn new(
+        server: ServerNumber,
+        socket: Option<OwnedFd>,
+        welcome: &Welcome,
+        memory: Option<PoolMemory>,
+    ) -> Self {
+        let mapped = |memory| Box::new(Mapped::new(memory, welcome.npages, welcome.sends_received.0));
         Self {
             server,
             generation: welcome.pool_generation.0,
             granted: welcome.npages,
+            gave_up: false,
             traffic: Traffic::default(),
-            socket: socket.into(),
+            socket: socket.map(File::from),
+            mapped: memory.map(mapped),
             receive: ReceiveBuffer::new(RECEIVE_BYTES),
             out: Vec::new(),
             sent: 0,
@@ -76,9 +107,24 @@ impl Session {
         self.server
     }
 
-    /// Returns the socket.
-    pub fn socket_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+    /// Returns the socket, or `None` while the server of a mapped pool is away.
+    pub fn socket_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Returns whether this process reads and writes the pool's pages by itself.
+    pub fn is_mapped(&self) -> bool {
+        self.mapped.is_some()
+    }
+
+    /// Returns the memory of a mapped pool, or `None` if the pool is not mapped.
+    pub fn memory(&self) -> Option<&PoolMemory> {
+        self.mapped.as_ref().map(|mapped| mapped.memory())
+    }
+
+    /// Returns how many pages were ever written to mapped pools of this server, or `None` if the pool is not mapped.
+    pub(super) fn sends(&self) -> Option<u64> {
+        self.mapped.as_ref().map(|mapped| mapped.sends())
     }
 
     /// Returns the generation of the pool.
@@ -96,23 +142,137 @@ impl Session {
         self.traffic
     }
 
-    /// Returns the bytes that wait to be sent, to which frames other than pages and requests can be added.
-    pub fn out(&mut self) -> &mut Vec<u8> {
+    /// Returns the bytes that wait to be sent, to which frames can be added that have no method here.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
 
-    /// Queues a REQUEST frame.
-    pub fn request(&mut self, request: RequestId, slot: SlotIndex) {
-        Frame::Request { request, slot }.encode(&mut self.out);
+    /// Begins to fetch a page. Returns the bytes that wait to be sent, to which a REQUEST frame is to be added, or `None` if
+    /// the pool is mapped: then [`Self::read`] has the page.
+    #[inline]
+    pub fn begin_fetch(&mut self) -> Option<&mut Vec<u8>> {
         self.traffic.requested += 1;
+        self.mapped.is_none().then_some(&mut self.out)
     }
 
-    /// Queues a SENDPAGE frame. This is the only copy of the page on this side.
-    pub fn send_page(&mut self, slot: SlotIndex, page: &[u8]) {
+    /// Returns the page of a mapped pool's slot, or `None` if it is not there, or the pool is not mapped.
+    pub fn read(&mut self, slot: SlotIndex) -> Option<&[u8]> {
+        let page = self.mapped.as_mut()?.read(slot);
+        let count = if page.is_some() { &mut self.traffic.received } else { &mut self.traffic.taken_back };
+        *count += 1;
+        page.map(|page| &page[..])
+    }
+
+    /// Returns a copy of the page of a mapped pool's slot, or `None` if the pool is not mapped. It is zero if it is not
+    /// there.
+    pub fn copy(&mut self, slot: SlotIndex) -> Option<[u8; PAGE_SIZE]> {
+        let mapped = self.mapped.as_mut()?;
+        Some(mapped.read(slot).copied().unwrap_or([0; PAGE_SIZE]))
+    }
+
+    /// Copies a page into its slot, or queues a SENDPAGE frame, which is the only copy of the page on this side. Returns
+    /// the number of pages that need not be waited for.
+    pub fn send_page(&mut self, slot: SlotIndex, page: &[u8]) -> u32 {
+        self.traffic.sent += 1;
+        if let Some(mapped) = &mut self.mapped {
+            mapped.write(slot, page);
+            return 1;
+        }
         self.out.extend_from_slice(&send_page_header(RequestId(0), slot));
         self.out.extend_from_slice(page);
         self.pages_waiting += 1;
-        self.traffic.sent += 1;
+        0
+    }
+
+    /// Copies the page of a slot to another one, or queues a MOVE frame.
+    pub fn move_page(&mut self, from: SlotIndex, to: SlotIndex) {
+        match &mut self.mapped {
+            Some(mapped) => mapped.relocate(from, to),
+            None => Frame::Move { from, to }.encode(&mut self.out),
+        }
+    }
+
+    /// Queues a SETSIZE frame. While the server is away, a smaller size is granted at once and no larger one.
+    pub fn set_size(&mut self, npages: PageCount) -> Size {
+        if self.socket.is_none() {
+            return self.set_size_alone(npages);
+        }
+        if let Some(mapped) = &mut self.mapped {
+            mapped.ask_size(npages);
+        }
+        Frame::SetSize { request: RequestId(0), npages }.encode(&mut self.out);
+        Size::Asked
+    }
+
+    fn set_size_alone(&mut self, npages: PageCount) -> Size {
+        if npages > self.granted {
+            return Size::Refused;
+        }
+        self.gave_up |= npages < self.granted;
+        self.granted = npages;
+        if let Some(mapped) = &mut self.mapped {
+            mapped.set_size(npages);
+        }
+        Size::Granted(npages)
+    }
+
+    /// Returns whether the session goes on although its connection is lost.
+    pub fn outlives_connection(&self) -> bool {
+        self.mapped.as_ref().is_some_and(|mapped| mapped.over().is_none())
+    }
+
+    /// Ends the session at the end of the turn, because of `why`, if the pool is mapped.
+    pub fn end(&mut self, why: &str) {
+        if let Some(mapped) = &mut self.mapped {
+            mapped.end(why);
+        }
+    }
+
+    /// Returns the time at which the server's answer about the size of a mapped pool is overdue, or `None` if it owes none.
+    pub(super) fn answer_deadline(&self, now: Instant) -> Option<Instant> {
+        self.mapped.as_ref()?.answer_deadline(now)
+    }
+
+    /// Starts the wait for the server's answer about the size of a mapped pool, unless it has started.
+    pub(super) fn start_wait(&mut self, now: Instant) {
+        if let Some(mapped) = &mut self.mapped {
+            mapped.start_wait(now);
+        }
+    }
+
+    /// Closes the connection, which is lost. Returns the answer to a SETSIZE that was outstanding, as it is without the
+    /// server.
+    pub(super) fn detach(&mut self) -> Option<Size> {
+        self.forget_connection(None);
+        let asked = self.mapped.as_mut()?.take_asked()?;
+        let answer = self.set_size_alone(asked);
+        if let (Some(mapped), Size::Refused) = (&mut self.mapped, answer) {
+            mapped.set_size(self.granted);
+        }
+        Some(answer)
+    }
+
+    /// Goes on over another connection, on which the server says that it still has the pool.
+    ///
+    /// # Errors
+    /// If the server has less memory for the pool than before. The text says so.
+    pub(super) fn attach(&mut self, socket: OwnedFd, welcome: &Welcome) -> Result<(), String> {
+        if welcome.npages < self.granted {
+            return Err("it took memory back".into());
+        }
+        self.forget_connection(Some(socket));
+        if std::mem::take(&mut self.gave_up) {
+            Frame::SetSize { request: RequestId(0), npages: self.granted }.encode(&mut self.out);
+        }
+        Ok(())
+    }
+
+    fn forget_connection(&mut self, socket: Option<OwnedFd>) {
+        self.socket = socket.map(File::from);
+        self.receive = ReceiveBuffer::new(RECEIVE_BYTES);
+        self.out.clear();
+        (self.sent, self.bytes_towards_page) = (0, 0);
+        (self.writable, self.watched) = (true, false);
     }
 
     /// Returns whether to watch for room in the socket, or `None` if that has not changed since the last call.
@@ -126,23 +286,27 @@ impl Session {
         self.writable = true;
     }
 
-    /// Ends the session. Returns its socket and the bytes that have to be sent to leave it in good order, a BYE being
+    /// Ends the session. Returns its socket, unless the server is away, and the bytes that have to be sent to leave it in good order, a BYE being
     /// the last frame.
-    pub(super) fn leave(mut self) -> (OwnedFd, Vec<u8>) {
+    pub(super) fn leave(mut self) -> (Option<OwnedFd>, Vec<u8>) {
         self.out.drain(..self.sent);
         Frame::Bye.encode(&mut self.out);
-        (self.socket.into(), self.out)
+        (self.socket.map(OwnedFd::from), self.out)
     }
 
     /// Sends the queued bytes, in one system call if the socket accepts them. Returns the number of pages sent, an
     /// estimate until the queue is empty.
     ///
     /// # Errors
-    /// If the connection is lost.
+    /// If the connection is lost, or the pool of a mapped session cannot be used any more.
     pub fn flush(&mut self) -> io::Result<u32> {
         let mut left = 0;
+        if let Some(why) = self.mapped.as_ref().and_then(|mapped| mapped.over()) {
+            return Err(io::Error::other(why.clone()));
+        }
+        let Some(socket) = &self.socket else { return Ok(0) };
         while self.writable && self.sent < self.out.len() {
-            match rustix::io::write(&self.socket, &self.out[self.sent..]) {
+            match rustix::io::write(socket, &self.out[self.sent..]) {
                 Ok(count) => {
                     self.sent += count;
                     self.bytes_towards_page += count;
@@ -175,12 +339,16 @@ impl Session {
     /// If the connection is lost, or the server violates the protocol.
     pub fn receive(&mut self, mut take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
         let mut frames = 0;
+        let Some(socket) = &self.socket else { return Ok(Received::Drained) };
         loop {
             while let Some(frame) = self.receive.take().map_err(protocol_error)? {
                 match frame {
                     Frame::SendPage { .. } => self.traffic.received += 1,
                     Frame::Sized { npages, .. } => self.granted = npages,
                     _ => {}
+                }
+                if let Some(mapped) = &mut self.mapped {
+                    mapped.hear(&frame, self.granted, &mut self.out);
                 }
                 take(&frame);
                 frames += 1;
@@ -189,7 +357,7 @@ impl Session {
                 return Ok(Received::More);
             }
             let space = self.receive.space();
-            let (asked, got) = (space.len(), rustix::io::read(&self.socket, space));
+            let (asked, got) = (space.len(), rustix::io::read(socket, space));
             match got {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
                 Ok(count) => {

@@ -18,7 +18,7 @@ fn session() -> (Session, File) {
         quota: PageCount(8),
         sends_received: SendCount(0),
     };
-    (Session::new(ServerNumber(0), ours, &welcome), theirs.into())
+    (Session::new(ServerNumber(0), Some(ours), &welcome, None), theirs.into())
 }
 
 /// Queues pages `from..to`, each with its number in every byte and as its slot.

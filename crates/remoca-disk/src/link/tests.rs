@@ -2,7 +2,7 @@
 
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{PoolGeneration, RequestId, SendCount, ServerId, VERSION, decode};
+use remoca_protocol::{PoolGeneration, RequestId, SendCount, ServerId, VERSION, Welcome, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::{Arc, Mutex};
 
@@ -58,10 +58,9 @@ impl Network for QuietNetwork {
         let [npages, available, quota] = [PageCount(0), PageCount(8), PageCount(8)];
         let (server_id, pool_generation) = (ServerId([1; 16]), PoolGeneration(1));
         let sends_received = SendCount(0);
-        answer.give(Ok((
-            ours,
-            Welcome { version: VERSION, server_id, pool_generation, npages, available, quota, sends_received },
-        )));
+        let version = VERSION;
+        let welcome = Welcome { version, server_id, pool_generation, npages, available, quota, sends_received };
+        answer.give(Ok(Connected { socket: ours, welcome, memory: None }));
     }
 
     fn say_goodbye(&self, _: OwnedFd, left: Vec<u8>) {
@@ -91,7 +90,9 @@ fn asked(network: &QuietNetwork, names: &[&str]) -> ServerLink {
     let numbers: Vec<_> = link.servers().iter().map(|server| server.number).collect();
     for server in numbers {
         link.ask(server);
-        assert!(matches!(link.take_answer(Instant::now()), Some((answered, Some(_))) if answered == server));
+        assert!(
+            matches!(link.take_news(Instant::now()), Some((answered, News::Answer(Some(_)))) if answered == server)
+        );
     }
     link
 }
@@ -116,7 +117,9 @@ fn a_server_whose_pool_is_not_needed_any_more_is_told() {
     link.release(a);
     assert_eq!(told(), [(0, true)], "once");
 
-    (0..5).for_each(|slot| link.session_mut(b).unwrap().send_page(SlotIndex(slot), &[0; PAGE_SIZE]));
+    for slot in 0..5 {
+        link.session_mut(b).unwrap().send_page(SlotIndex(slot), &[0; PAGE_SIZE]);
+    }
     link.leave(b);
     assert_eq!(told(), [(5, true)], "what was queued goes before it");
     assert!(!link.has_session(b) && link.session_mut(b).is_none());
@@ -162,8 +165,9 @@ fn two_sessions_send_and_receive_apart_and_end_apart() {
 
     for (server, slots) in [(a, 0..2), (b, 5..8)] {
         let session = link.session_mut(server).unwrap();
-        slots.clone().for_each(|slot| session.send_page(SlotIndex(slot), &[1; PAGE_SIZE]));
-        session.request(RequestId(slots.start), SlotIndex(slots.start));
+        slots.clone().for_each(|slot| assert_eq!(session.send_page(SlotIndex(slot), &[1; PAGE_SIZE]), 0));
+        let request = Frame::Request { request: RequestId(slots.start), slot: SlotIndex(slots.start) };
+        request.encode(session.begin_fetch().unwrap());
     }
     let flushed: Vec<_> =
         sessions(&link).into_iter().map(|server| link.session_mut(server).unwrap().flush().unwrap()).collect();
@@ -186,8 +190,8 @@ fn two_sessions_send_and_receive_apart_and_end_apart() {
     }
     assert_eq!(heard, [0, 2]);
     let traffic: Vec<_> = link.sessions().iter().map(|session| (session.granted().0, session.traffic())).collect();
-    assert_eq!(traffic[0], (0, Traffic { sent: 2, requested: 1, received: 0 }));
-    assert_eq!(traffic[1], (9, Traffic { sent: 3, requested: 1, received: 1 }));
+    assert_eq!(traffic[0], (0, Traffic { sent: 2, requested: 1, ..Traffic::default() }));
+    assert_eq!(traffic[1], (9, Traffic { sent: 3, requested: 1, received: 1, taken_back: 0 }));
 
     // One that is lost between two steps of the walk leaves the others their turns.
     link.end(a, "its cable");
@@ -211,7 +215,7 @@ fn there_are_as_many_sessions_as_pools() {
     link.replace(&endpoints(&["one more"])).unwrap();
     let more = link.servers()[0].number;
     link.ask(more);
-    link.take_answer(Instant::now()).unwrap();
+    link.take_news(Instant::now()).unwrap();
     assert!(!link.begin(more));
     link.leave(ServerNumber(0));
     assert!(link.begin(more), "it still waits");

@@ -140,7 +140,7 @@ fn refuse_other_qcow2_images(options: &Options, former: &Options) -> Result<()> 
 fn addresses(options: &Options) -> impl Iterator<Item = Endpoint> {
     let tcp = options.nbd.iter().filter_map(|address| match address {
         Address::Endpoint(endpoint @ Endpoint::Tcp(_)) => Some(endpoint.clone()),
-        Address::Endpoint(Endpoint::Unix(_)) | Address::Systemd => None,
+        Address::Endpoint(Endpoint::Unix(_) | Endpoint::Local(_)) | Address::Systemd => None,
     });
     guests_sockets(options).map(|path| Endpoint::Unix(path.into())).chain(tcp)
 }

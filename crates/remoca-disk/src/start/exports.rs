@@ -37,7 +37,7 @@ impl Address {
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Self::Endpoint(Endpoint::Unix(path)) => Some(path),
-            Self::Endpoint(Endpoint::Tcp(_)) | Self::Systemd => None,
+            Self::Endpoint(Endpoint::Tcp(_) | Endpoint::Local(_)) | Self::Systemd => None,
         }
     }
 }

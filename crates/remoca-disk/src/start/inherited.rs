@@ -4,6 +4,7 @@
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
+use crate::link::{KeptPool, PoolMemory};
 use crate::state::FormerSettings;
 use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
@@ -13,7 +14,7 @@ use remoca_io::control::ControlServer;
 use remoca_io::handover::Inheritance;
 use remoca_io::socket::{SocketError, SocketSource};
 use remoca_protocol::guests::Guests;
-use remoca_protocol::handover::{Description, Listening, StoreKind};
+use remoca_protocol::handover::{Description, Listening, PassedPool, StoreKind};
 use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenError, Store};
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -119,6 +120,17 @@ impl Inherited {
         let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
         let (cache, enabled, options) = (PageCount(*cache_pages), *cache_enabled, *options);
         (!servers.is_empty() && cache.0 > 0).then_some(FormerSettings { options, servers, cache, enabled })
+    }
+
+    /// Returns the mapped pools of the previous program, with the endpoints of their servers.
+    pub fn pools(&mut self) -> Vec<(String, KeptPool)> {
+        let passed = std::mem::take(&mut self.left.description.pools);
+        let adopt = |PassedPool { server, memory, generation, granted_pages }| {
+            let memory = PoolMemory::adopt(self.left.take(memory).ok()?);
+            let memory = memory.inspect_err(|error| tracing::warn!("a pool that was handed over: {error}")).ok()?;
+            Some((server, KeptPool::new(memory, generation, PageCount(granted_pages))))
+        };
+        passed.into_iter().filter_map(adopt).collect()
     }
 
     pub fn control(&mut self) -> Option<ControlServer> {

@@ -188,7 +188,7 @@ fn parts(
     };
     let trace = trace(options, inherited.is_some())?;
     give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
-    let link = link(&servers, header).context("cannot start the server link")?;
+    let link = link(&servers, header, inherited.as_mut()).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
         name: options.name.clone(),
@@ -261,9 +261,18 @@ fn disks(
     }
 }
 
-/// Starts the link to the memory servers. Returns `None` if there are none.
-fn link(servers: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Option<ServerLink>> {
-    (!servers.is_empty()).then(|| ServerLink::start(Arc::new(HostNetwork), servers, header)).transpose()
+/// Starts the link to the memory servers, with the mapped pools of a former program. Returns `None` if there are no servers.
+fn link(
+    servers: &[Endpoint],
+    header: Option<Arc<Header>>,
+    inherited: Option<&mut Inherited>,
+) -> io::Result<Option<ServerLink>> {
+    if servers.is_empty() {
+        return Ok(None);
+    }
+    let mut link = ServerLink::start(Arc::new(HostNetwork), servers, header)?;
+    link.keep_pools(inherited.map(Inherited::pools).unwrap_or_default());
+    Ok(Some(link))
 }
 
 /// Opens the file in which requests are recorded. Returns `None` if there is to be none.

@@ -58,7 +58,13 @@ fn written() -> File {
 }
 
 fn entry(number: u32, endpoint: &str) -> RosterEntry {
-    RosterEntry { number: ServerNumber(number), endpoint: endpoint.parse().unwrap(), token: Token([9; 16]), epoch: 3 }
+    RosterEntry {
+        number: ServerNumber(number),
+        endpoint: endpoint.parse().unwrap(),
+        token: Token([9; 16]),
+        epoch: 3,
+        sends: 4,
+    }
 }
 
 /// What outlives an index of no use: bounded, and the same when it is kept again.

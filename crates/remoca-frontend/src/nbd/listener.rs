@@ -1,6 +1,6 @@
 //! Sockets on which NBD clients arrive.
 
-use remoca_io::address::Endpoint;
+use remoca_io::address::{Endpoint, not_to_listen};
 use remoca_io::socket::{SocketError, SocketPath, SocketSource};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use std::io;
@@ -50,6 +50,7 @@ impl Listener {
                 let tcp_error = |source| ListenError::Tcp { address: address.clone(), source };
                 Self::new(TcpListener::bind(address).map_err(tcp_error)?.into(), None)
             }
+            Endpoint::Local(path) => Err(SocketError::Bind { path: path.clone(), source: not_to_listen() }.into()),
         }
     }
 

@@ -89,8 +89,10 @@ pub struct KnownServerStatus {
 pub struct PoolStatus {
     /// Endpoint of the server that has the pool.
     pub server: String,
-    /// "connected".
+    /// "connected", or "away" while the server of a mapped pool cannot be reached: the pool is in use all that time.
     pub state: String,
+    /// Whether the pool is in memory of this host that the process reads and writes by itself.
+    pub is_mapped: bool,
     /// Number that is new whenever the pool starts empty, as 16 hexadecimal digits.
     pub generation: String,
     /// Size that the server granted last.
@@ -100,6 +102,8 @@ pub struct PoolStatus {
     /// Pages that the pool was asked for, and those that it sent.
     pub pages_requested: u64,
     pub pages_received: u64,
+    /// Pages that were not there, because the server had taken their memory back. Only mapped pools have any.
+    pub pages_taken_back: u64,
 }
 
 /// Status of the cache.

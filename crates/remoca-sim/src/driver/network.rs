@@ -5,7 +5,7 @@ use super::servers::{Attempt, Connection, ConnectionId, Donor};
 use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
 use remoca_core::units::PageCount;
-use remoca_disk::link::LinkError;
+use remoca_disk::link::{Connected, LinkError};
 use remoca_protocol::{PoolGeneration, SendCount, ServerId, VERSIONS, Welcome};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -42,7 +42,7 @@ impl World<'_> {
         let Attempt { endpoint, answer, .. } = attempt;
         self.tally.sessions += u64::from(welcome.is_some());
         answer.give(match welcome {
-            Some((welcome, socket)) => Ok((socket.into(), welcome)),
+            Some((welcome, socket)) => Ok(Connected { socket: socket.into(), welcome, memory: None }),
             None => Err(LinkError::Unreachable(endpoint, io::ErrorKind::ConnectionRefused.into())),
         });
     }

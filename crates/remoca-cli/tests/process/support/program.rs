@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use rustix::process::Signal;
@@ -263,6 +264,7 @@ pub struct Serve {
     pub address: String,
     arguments: Vec<String>,
     folder: PathBuf,
+    manager: Option<Arc<FakeManager>>,
 }
 
 impl Serve {
@@ -273,28 +275,46 @@ impl Serve {
 
     /// Starts a server with more options.
     pub fn start_with(folder: &Path, memory: &str, options: &[&str]) -> Self {
-        Self::start_by(folder, memory, &format!("unix:{}", folder.join("server").display()), options)
+        Self::start_by(folder, memory, &format!("unix:{}", folder.join("server").display()), options, None)
+    }
+
+    /// Starts a server as a service of `manager`, which keeps its pools.
+    pub fn start_under(manager: Arc<FakeManager>, folder: &Path, memory: &str) -> Self {
+        let address = format!("unix:{}", folder.join("server").display());
+        Self::start_by(folder, memory, &address, &[], Some(manager))
+    }
+
+    /// Returns the address at which the server's pools are mapped.
+    pub fn local_address(&self) -> String {
+        self.address.replace("unix:", "local:")
     }
 
     pub fn start_at(folder: &Path, memory: &str, address: &str) -> Self {
-        Self::start_by(folder, memory, address, &[])
+        Self::start_by(folder, memory, address, &[], None)
     }
 
-    fn start_by(folder: &Path, memory: &str, address: &str, options: &[&str]) -> Self {
+    fn start_by(
+        folder: &Path,
+        memory: &str,
+        address: &str,
+        options: &[&str],
+        manager: Option<Arc<FakeManager>>,
+    ) -> Self {
         let control = folder.join("server.ctl");
         let arguments = ["serve", "--no-lock", "--threads", "1", "--memory", memory, "--listen", address, "--control"];
         let mut arguments: Vec<String> = arguments.map(String::from).to_vec();
         arguments.push(control.display().to_string());
         arguments.extend(options.iter().map(|option| (*option).to_owned()));
-        let program = Self::spawn(folder, &arguments);
-        Self { program, address: address.into(), arguments, folder: folder.into() }
+        let program = Self::spawn(folder, &arguments, manager.as_deref());
+        Self { program, address: address.into(), arguments, folder: folder.into(), manager }
     }
 
-    fn spawn(folder: &Path, arguments: &[String]) -> Program {
+    fn spawn(folder: &Path, arguments: &[String], manager: Option<&FakeManager>) -> Program {
         let log = folder.join("serve.log");
         let starts = |log: &str| log.matches("listening on ").count();
         let before = std::fs::read_to_string(&log).map_or(0, |log| starts(&log));
-        let mut program = Program::start(command(REMOCA).args(arguments), &log);
+        let mut command = manager.map_or_else(|| command(REMOCA), |manager| service(manager, Path::new(REMOCA)));
+        let mut program = Program::start(command.args(arguments), &log);
         wait_until("the memory server listens", || {
             assert!(program.is_running(), "{}", program.log());
             starts(&program.log()) > before
@@ -304,7 +324,7 @@ impl Serve {
 
     /// Restarts the server, after it was killed or terminated.
     pub fn restart(&mut self) {
-        self.program = Self::spawn(&self.folder, &self.arguments);
+        self.program = Self::spawn(&self.folder, &self.arguments, self.manager.as_deref());
     }
 
     /// Returns the server's status.

@@ -1,0 +1,245 @@
+//! The pages of a mapped session: those of a pool whose memory this process reads and writes by itself.
+//!
+//! 1. Only slots below the limit are touched: the smallest of the size that was granted, that which was asked for since, and
+//!    that to which the server takes memory back.
+//! 2. A page that is not there (beyond the limit, or zero because its memory was taken back) is missing, and no lie of the
+//!    server: pages of zeroes are never cached.
+//! 3. Memory that cannot be read or written ends the session at the end of the turn.
+
+use super::memory::PoolMemory;
+use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
+use remoca_protocol::{ErrorCode, Frame, RequestId};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Time limit for the answer to a SETSIZE. It is shorter than that of the engine, which would give up the pool.
+const SIZE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Pages of a mapped session.
+pub(super) struct Mapped {
+    memory: PoolMemory,
+    limit: PageCount,
+    /// Size in the outstanding SETSIZE.
+    asked: Option<PageCount>,
+    /// Start of the wait for the answer to the SETSIZE, set by the first timer after it was sent.
+    asked_since: Option<Instant>,
+    /// Size to which the server takes memory back.
+    taking_back: Option<PageCount>,
+    /// Pages that were ever written to pools of this server, those of former processes included.
+    sends: u64,
+    /// Why the pool cannot be used any more.
+    over: Option<String>,
+    /// Copy of the page that was read last.
+    page: Box<[u8; PAGE_SIZE]>,
+}
+
+impl Mapped {
+    /// Returns the pages of a session that begins with `granted` slots, after `sends` pages were written.
+    pub(super) fn new(memory: PoolMemory, granted: PageCount, sends: u64) -> Self {
+        let (page, limit) = (Box::new([0; PAGE_SIZE]), granted.min(memory.pages()));
+        Self { memory, limit, asked: None, asked_since: None, taking_back: None, sends, over: None, page }
+    }
+
+    /// Returns the memory.
+    pub(super) fn memory(&self) -> &PoolMemory {
+        &self.memory
+    }
+
+    /// Returns how many pages were ever written to pools of this server.
+    pub(super) fn sends(&self) -> u64 {
+        self.sends
+    }
+
+    /// Returns why the pool cannot be used any more, or `None` if it can.
+    pub(super) fn over(&self) -> Option<&String> {
+        self.over.as_ref()
+    }
+
+    /// Makes the session end at the end of the turn, because of `why`.
+    pub(super) fn end(&mut self, why: &str) {
+        self.over.get_or_insert(why.to_owned());
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.end(&format!("the pool's memory cannot be used: {error}"));
+    }
+
+    /// Returns a copy of the page of a slot, or `None` if it is not there.
+    pub(super) fn read(&mut self, slot: SlotIndex) -> Option<&[u8; PAGE_SIZE]> {
+        self.load(slot).then_some(&*self.page)
+    }
+
+    /// Copies the page of a slot to the buffer, or zeroes if it is not there. Returns whether it is there.
+    fn load(&mut self, slot: SlotIndex) -> bool {
+        let is_read = slot.0 < self.limit.0
+            && match self.memory.read(slot, &mut self.page) {
+                Ok(()) => true,
+                Err(error) => {
+                    self.fail(&error);
+                    false
+                }
+            };
+        if !is_read {
+            self.page.fill(0);
+        }
+        is_read && self.page.iter().any(|byte| *byte != 0)
+    }
+
+    /// Copies a page into a slot. A slot beyond the limit stays as it is, and its page is missing afterwards.
+    pub(super) fn write(&mut self, slot: SlotIndex, page: &[u8]) {
+        self.sends += 1;
+        if slot.0 < self.limit.0
+            && let Err(error) = self.memory.write(slot, page)
+        {
+            self.fail(&error);
+        }
+    }
+
+    /// Copies the page of a slot to another one. If it is not there, it is missing there as well.
+    pub(super) fn relocate(&mut self, from: SlotIndex, to: SlotIndex) {
+        self.load(from);
+        if to.0 < self.limit.0
+            && let Err(error) = self.memory.write(to, &*self.page)
+        {
+            self.fail(&error);
+        }
+    }
+
+    // The size.
+
+    /// Executes what a frame of the server says about the size of the pool, which has `granted` pages. The answer goes to
+    /// `out`.
+    pub(super) fn hear(&mut self, frame: &Frame<'_>, granted: PageCount, out: &mut Vec<u8>) {
+        match *frame {
+            Frame::Sized { npages, .. } => self.take_size(npages),
+            Frame::TakeBack { npages } => {
+                self.take_back(npages);
+                Frame::SetSize { request: RequestId(0), npages }.encode(out);
+            }
+            Frame::Error(error) => match error.code {
+                ErrorCode::NoMemory | ErrorCode::Quota => {
+                    self.asked = None;
+                    self.set_size(granted);
+                }
+                ErrorCode::TAKEN_BACK => self.end("it took all memory back"),
+                _ => {}
+            },
+            _ => {}
+        }
+    }
+
+    /// Notes that the server was asked for a size: slots beyond it are not used from now on.
+    pub(super) fn ask_size(&mut self, npages: PageCount) {
+        self.asked = Some(npages);
+        self.asked_since = None;
+        self.limit = self.limit.min(npages);
+    }
+
+    /// Removes the size that the server was asked for and has not answered, or `None` if there is none.
+    pub(super) fn take_asked(&mut self) -> Option<PageCount> {
+        self.asked.take()
+    }
+
+    /// Returns the time at which the answer to a SETSIZE is overdue, or `None` if none is outstanding. It is `now` before
+    /// the first call of [`Self::start_wait`] after the SETSIZE.
+    pub(super) fn answer_deadline(&self, now: Instant) -> Option<Instant> {
+        self.asked.map(|_| self.asked_since.map_or(now, |since| since + SIZE_PATIENCE))
+    }
+
+    /// Starts the wait for the answer to a SETSIZE, unless it has started.
+    pub(super) fn start_wait(&mut self, now: Instant) {
+        if self.asked.is_some() {
+            self.asked_since.get_or_insert(now);
+        }
+    }
+
+    /// Lets all slots below `granted` be used, but those that the server takes back.
+    pub(super) fn set_size(&mut self, granted: PageCount) {
+        self.limit = granted.min(self.memory.pages()).min(self.taking_back.unwrap_or(granted));
+    }
+
+    /// Takes the server's answer to a SETSIZE: the pool has `granted` slots.
+    fn take_size(&mut self, granted: PageCount) {
+        self.asked = None;
+        self.set_size(granted);
+        if self.taking_back.is_some_and(|npages| granted <= npages) {
+            self.end("it took memory back");
+        }
+    }
+
+    /// Stops using the slots from `npages` on, because the server takes their memory back.
+    fn take_back(&mut self, npages: PageCount) {
+        self.taking_back = Some(self.taking_back.unwrap_or(npages).min(npages));
+        self.limit = self.limit.min(npages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory::tests::memory;
+    use super::super::memory::{Passed, PoolMemory};
+    use super::*;
+    use std::time::Duration;
+
+    fn mapped(granted: u32) -> Mapped {
+        match PoolMemory::take(memory(8), None, Duration::ZERO).unwrap() {
+            Passed::New(memory) => Mapped::new(memory, PageCount(granted), 5),
+            Passed::Owned => panic!("nobody owned it"),
+        }
+    }
+
+    #[track_caller]
+    fn expect(mapped: &mut Mapped, slot: u32, content: Option<u8>) {
+        assert_eq!(mapped.read(SlotIndex(slot)).copied(), content.map(|byte| [byte; PAGE_SIZE]), "slot {slot}");
+    }
+
+    #[test]
+    fn pages_are_where_they_were_written_and_moved() {
+        let mut mapped = mapped(4);
+        (0..4_u8).for_each(|slot| mapped.write(SlotIndex(slot.into()), &[slot + 1; PAGE_SIZE]));
+        assert_eq!(mapped.sends(), 9);
+        mapped.relocate(SlotIndex(3), SlotIndex(0));
+        for (slot, content) in [(0, 4), (1, 2), (2, 3), (3, 4)] {
+            expect(&mut mapped, slot, Some(content));
+        }
+        assert_eq!((mapped.sends(), mapped.over()), (9, None));
+    }
+
+    #[test]
+    fn no_slot_beyond_the_limit_is_touched() {
+        let mut mapped = mapped(6);
+        mapped.write(SlotIndex(6), &[1; PAGE_SIZE]);
+        (0..6_u8).for_each(|slot| mapped.write(SlotIndex(slot.into()), &[slot + 1; PAGE_SIZE]));
+        expect(&mut mapped, 6, None);
+        mapped.ask_size(PageCount(4));
+        expect(&mut mapped, 4, None);
+        // What is not there is missing wherever it goes.
+        mapped.relocate(SlotIndex(5), SlotIndex(0));
+        expect(&mut mapped, 0, None);
+        assert_eq!(mapped.take_asked(), Some(PageCount(4)));
+        mapped.set_size(PageCount(6));
+        expect(&mut mapped, 5, Some(6));
+        mapped.set_size(PageCount(u32::MAX));
+        expect(&mut mapped, 6, None);
+        assert!(mapped.memory.read(SlotIndex(8), &mut [0; PAGE_SIZE]).is_err());
+        expect(&mut mapped, 8, None);
+        assert_eq!(mapped.over(), None);
+    }
+
+    #[test]
+    fn a_pool_whose_memory_is_taken_back_is_over_when_the_server_has_it() {
+        let mut mapped = mapped(6);
+        mapped.write(SlotIndex(3), &[1; PAGE_SIZE]);
+        mapped.ask_size(PageCount(8));
+        mapped.take_back(PageCount(4));
+        mapped.take_back(PageCount(5));
+        // The answer to what was asked before.
+        mapped.take_size(PageCount(8));
+        expect(&mut mapped, 3, Some(1));
+        mapped.write(SlotIndex(4), &[2; PAGE_SIZE]);
+        expect(&mut mapped, 4, None);
+        assert_eq!(mapped.over(), None);
+        mapped.take_size(PageCount(4));
+        assert!(mapped.over().unwrap().contains("took memory back"));
+    }
+}
