@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn a_chain_has_every_call_and_is_short() {
-        let there = "A hit, out: `Vm::begin_part` → `DiskEngine::handle_request`; `Vm::execute` → `Servers::send`";
+        let there = "A hit, out: `Vm::begin_part` → `DiskEngine::handle_request`; `Vm::execute` → `Servers::fetch`";
         let left_out = "A hit, back: `Vm::begin_part` → `DiskEngine::begin_read`";
         assert_eq!(
             broken_chains(&format!("{there}\n\n{left_out}"), &tree()),
