@@ -20,6 +20,8 @@ pub(super) struct Servers {
     hearings: Vec<Hearing>,
     /// Answers about sizes that were given without their servers.
     sizes: Vec<(ServerNumber, Size)>,
+    /// Whether the operator was told that the servers have no room, for this size.
+    shortage_told: bool,
 }
 
 /// What outlives a turn of the messages from a session's server.
@@ -27,8 +29,8 @@ pub(super) struct Hearing {
     server: ServerNumber,
     /// Error with which the server ended the session.
     dismissal: Option<ErrorCode>,
-    /// Whether the operator was told that the server has no room, in this session and for this size.
-    refusal_told: bool,
+    /// Whether the server has answered a SETSIZE since [`Servers::take_sized`].
+    is_sized: bool,
     /// Whether the server sent more than one turn handles.
     receive_again: bool,
 }
@@ -36,7 +38,7 @@ pub(super) struct Hearing {
 impl Servers {
     /// Returns the connections of `link`.
     pub(super) fn new(link: Option<ServerLink>) -> Self {
-        Self { link, hearings: Vec::new(), sizes: Vec::new() }
+        Self { link, hearings: Vec::new(), sizes: Vec::new(), shortage_told: false }
     }
 
     /// Returns the link, or `None` if the process has no memory servers.
@@ -191,9 +193,33 @@ impl Servers {
         self.hearings.retain(|hearing| hearing.server != server);
     }
 
-    /// Makes the operator be told again when a server has no room.
+    /// Makes the operator be told again when the servers have no room.
     pub(super) fn forget_refusal(&mut self) {
-        self.hearings.iter_mut().for_each(|hearing| hearing.refusal_told = false);
+        self.shortage_told = false;
+    }
+
+    /// Returns whether a server has answered a SETSIZE since the last call.
+    pub(super) fn take_sized(&mut self, server: ServerNumber) -> bool {
+        let hearing = self.hearings.iter_mut().find(|hearing| hearing.server == server);
+        hearing.is_some_and(|hearing| std::mem::take(&mut hearing.is_sized))
+    }
+
+    /// Tells the operator, once for each size, that all servers together have less memory than is wanted. Says nothing while
+    /// a server has not answered, or has no pool.
+    pub(super) fn tell_shortage(&mut self, engine: &DiskEngine<IndexMemory>) {
+        let status = engine.status();
+        let servers = self.link.as_ref().map_or(0, |link| link.servers().len());
+        let are_asked = status.pools.len() == servers && status.pools.iter().all(|pool| pool.granted == pool.wanted);
+        if status.granted >= status.wanted {
+            self.shortage_told = false;
+        } else if are_asked && !std::mem::replace(&mut self.shortage_told, true) {
+            let size = |pages: PageCount| show_size(u64::from(pages.0) * PAGE_SIZE_U64);
+            tracing::warn!(
+                "the memory servers have no room for the cache's size: they gave {} of {}. Taking what there is.",
+                size(status.granted),
+                size(status.wanted)
+            );
+        }
     }
 
     /// Returns the next news of a server, or `None` if there are none.
@@ -297,7 +323,7 @@ impl Servers {
 
 impl Hearing {
     pub(super) fn new(server: ServerNumber) -> Self {
-        Self { server, dismissal: None, refusal_told: false, receive_again: false }
+        Self { server, dismissal: None, is_sized: false, receive_again: false }
     }
 
     /// Passes a frame of the server to the engine, and a page to its request. Keeps an error that ends the session.
@@ -316,18 +342,15 @@ impl Hearing {
                     in_flight.deliver(engine, request, offset, page);
                 }
             }
-            Frame::Sized { npages, .. } => engine.handle_sized(now, server, npages),
+            Frame::Sized { npages, .. } => {
+                self.is_sized = true;
+                engine.handle_sized(now, server, npages);
+            }
             Frame::Error(error) => match error.code {
                 ErrorCode::NotFound => engine.handle_missing(now, server, FetchId(error.request.0)),
                 ErrorCode::NoMemory | ErrorCode::Quota => {
-                    let available = PageCount(error.detail);
-                    if !std::mem::replace(&mut self.refusal_told, true) {
-                        tracing::warn!(
-                            "the memory server has no room for the cache's size; it could give {} more. Taking what there is.",
-                            show_size(u64::from(available.0) * PAGE_SIZE_U64)
-                        );
-                    }
-                    engine.handle_size_refused(now, server, available);
+                    self.is_sized = true;
+                    engine.handle_size_refused(now, server, PageCount(error.detail));
                 }
                 // After these errors the server closes the connection. If it does not, we do.
                 ErrorCode::VersionMismatch

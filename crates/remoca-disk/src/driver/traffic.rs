@@ -39,6 +39,9 @@ impl Vm {
         // The frames borrow the session's buffer while they are handled: nothing is sent meanwhile.
         let received = session.receive(|frame| hearing.hear(frame, engine, in_flight, host.now()));
         self.execute();
+        if self.servers.take_sized(server) {
+            self.servers.tell_shortage(&self.engine);
+        }
         if let Some(why) = self.servers.lost(server, received) {
             self.lose_connection(server, &why);
         }
