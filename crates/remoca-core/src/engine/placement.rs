@@ -74,6 +74,11 @@ pub(super) struct Seat {
 }
 
 impl Seat {
+    /// Returns the place of a pool whose session begins now.
+    pub(super) fn new(now: Nanos, choice: &Choice) -> Self {
+        Self { server: choice.server, since: now, possible: choice.offer.possible() }
+    }
+
     /// Returns the server that has the pool.
     pub(super) fn server(&self) -> ServerNumber {
         self.server
@@ -324,7 +329,7 @@ impl Placement {
         if let Some(server) = self.server(choice.server) {
             server.state = State::InUse;
         }
-        Seat { server: choice.server, since: now, possible: choice.offer.possible() }
+        Seat::new(now, choice)
     }
 
     /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending.

@@ -44,16 +44,31 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Sets the size of the cache. Size 0 turns the cache off and drops its whole index, so that it starts cold when it
-    /// is turned on again. The index must be large enough (see [`Self::needs_layout`]).
+    /// Sets the size of the cache without its local tier. If both have size 0, the cache is off: its whole index is dropped,
+    /// so that it starts cold when it is turned on again. The index must be large enough (see [`Self::needs_layout`]).
     pub fn resize(&mut self, now: Nanos, wanted: PageCount) {
+        self.pools.want(wanted.min(self.index.layout().slot_limit()));
+        self.take_sizes(now);
+    }
+
+    /// Sets the size of the local tier, as [`Self::resize`] does for the rest of the cache. Size 0 gives its pool back at once.
+    pub fn resize_local(&mut self, now: Nanos, wanted: PageCount) {
+        self.pools.local.want(wanted.min(self.index.layout().slot_limit()));
         if wanted.0 == 0 {
+            self.leave_local(now);
+        }
+        self.pools.local.ask(now, &mut self.actions);
+        self.take_sizes(now);
+    }
+
+    /// Gives all pools their shares of what the operator wants now.
+    fn take_sizes(&mut self, now: Nanos) {
+        if !self.pools.is_enabled() {
             self.index.drop_everything();
             let left = (self.index.slot_counts().used, self.index.known_blocks());
             assert!(left == (0, PageCount(0)), "a cache that is off knows {left:?}");
         }
         self.placement.look_soon();
-        self.pools.want(wanted.min(self.index.layout().slot_limit()));
         self.pools.share(now, &mut self.index, &mut self.actions);
     }
 
@@ -78,8 +93,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
             return PageOutcome::Late;
         };
-        if self.rules.hold(Rule::FetchCheck) && self.prints.page(page) != fetch.content {
-            self.stats.fetch_wrong += 1;
+        let content = self.prints.page(page);
+        if self.rules.hold(Rule::FetchCheck) && content != fetch.content {
+            // Zeroes are a page that was not there when it was demoted: the memory of its pool was taken back.
+            let is_missing = content == self.prints.zero();
+            *(if is_missing { &mut self.stats.fetch_missing } else { &mut self.stats.fetch_wrong }) += 1;
             self.give_up_fetch(now, &fetch);
             return PageOutcome::Wrong;
         }
@@ -90,7 +108,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             // If pages are admitted as they are read, this one will not be sent again.
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
             self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
-            if pool.drain.is_some() {
+            if pool.is_local() && self.disks.is_swap(fetch.block) {
+                self.index.note_silent(fetch.slot);
+            } else if pool.drain.is_some() {
                 // The guest has the page. When it evicts the page, another pool takes it.
                 self.index.drop_slot(fetch.slot);
             }

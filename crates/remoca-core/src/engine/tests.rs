@@ -17,6 +17,7 @@ mod resume;
 mod rivals;
 mod scenario;
 mod swap;
+mod tiers;
 
 use super::*;
 use crate::index::SlotCounts;
@@ -37,6 +38,7 @@ fn config() -> EngineConfig {
         key: [7; 16],
         seed: 1,
         cache: PageCount(8),
+        local: PageCount(0),
         guest_memory: PageCount(64),
         pools: 16,
         has_port: true,

@@ -9,21 +9,26 @@ use std::collections::BTreeMap;
 const PART: u32 = 25;
 
 /// A cache whose servers are modelled: what each has in each slot.
-struct Cluster {
-    bench: Bench,
-    pages: BTreeMap<(ServerNumber, u32), u8>,
-    sends: BTreeMap<ServerNumber, u64>,
+pub(super) struct Cluster {
+    pub(super) bench: Bench,
+    pub(super) pages: BTreeMap<(ServerNumber, u32), u8>,
+    pub(super) sends: BTreeMap<ServerNumber, u64>,
 }
 
-fn config_of(pages: u32) -> EngineConfig {
+pub(super) fn config_of(pages: u32) -> EngineConfig {
     EngineConfig { cache: PageCount(pages), guest_memory: PageCount(400), send_window: 1000, ..config() }
 }
 
 impl Cluster {
     /// Makes a cache of `pages` pages on servers that have the memory given with them.
     fn new(pages: u32, servers: &[(ServerNumber, u32)]) -> Self {
+        Self::of(config_of(pages), servers)
+    }
+
+    /// Makes a cache of this configuration, as [`Self::new`].
+    pub(super) fn of(config: EngineConfig, servers: &[(ServerNumber, u32)]) -> Self {
         let numbers: Vec<_> = servers.iter().map(|(server, _)| *server).collect();
-        let bench = of_size(config_of(pages), &numbers);
+        let bench = of_size(config, &numbers);
         let mut cluster = Self { bench, pages: BTreeMap::new(), sends: BTreeMap::new() };
         for (server, available) in servers {
             cluster.bench.engine.handle_answer(cluster.bench.now, *server, room(1, *available));
@@ -56,7 +61,7 @@ impl Cluster {
     }
 
     /// Executes actions, and all that is due, with servers that give what is asked for. Returns all other actions.
-    fn settle(&mut self) -> Vec<Action> {
+    pub(super) fn settle(&mut self) -> Vec<Action> {
         let mut others = Vec::new();
         loop {
             let actions = self.bench.work();
@@ -68,7 +73,7 @@ impl Cluster {
     }
 
     /// Executes actions with servers that give what is asked for, unless they are not to answer. Returns all other actions.
-    fn execute(&mut self, actions: Vec<Action>, answers: bool) -> Vec<Action> {
+    pub(super) fn execute(&mut self, actions: Vec<Action>, answers: bool) -> Vec<Action> {
         let mut others = Vec::new();
         for action in actions {
             match action {
@@ -86,15 +91,25 @@ impl Cluster {
         others
     }
 
-    fn content(bno: u64) -> u8 {
+    pub(super) fn content(bno: u64) -> u8 {
         u8::try_from(bno + 1).unwrap()
     }
 
     /// Has the guest read and evict a block. Returns whether it was admitted.
-    fn cache(&mut self, bno: u64) -> bool {
+    pub(super) fn cache(&mut self, bno: u64) -> bool {
         let page = page(Self::content(bno));
         self.bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page);
-        let Evicted::Admit(Admitted { at, .. }) = self.bench.engine.handle_evicted(&page) else { return false };
+        self.evict(bno)
+    }
+
+    /// Has the guest evict a block that it has. Returns whether it was admitted.
+    pub(super) fn evict(&mut self, bno: u64) -> bool {
+        let page = page(Self::content(bno));
+        let Evicted::Admit(Admitted { at, demoted_to }) = self.bench.engine.handle_evicted(&page) else { return false };
+        if let Some(to) = demoted_to {
+            let demoted = self.pages[&(at.server, at.slot.0)];
+            self.store(to, u64::from(demoted) - 1);
+        }
         self.store(at, bno);
         true
     }
@@ -106,7 +121,7 @@ impl Cluster {
     }
 
     /// Returns the server that has a cached block.
-    fn server_of(&self, bno: u64) -> ServerNumber {
+    pub(super) fn server_of(&self, bno: u64) -> ServerNumber {
         let engine = &self.bench.engine;
         let known = engine.known(BlockId { disk: DISK, bno: BlockNumber(bno) }).expect("the block is known");
         let slot = engine.index().cached(known).expect("the block is cached");
@@ -114,7 +129,7 @@ impl Cluster {
     }
 
     /// Has the guest read a block. Returns whether a server answers it, with the right page.
-    fn hits(&mut self, bno: u64) -> bool {
+    pub(super) fn hits(&mut self, bno: u64) -> bool {
         let actions = self.bench.read(1, blocks(bno, 1));
         let actions = self.execute(actions, false);
         let right = page(Self::content(bno));
@@ -135,17 +150,17 @@ impl Cluster {
         is_hit
     }
 
-    fn count_hits(&mut self, blocks: std::ops::Range<u64>) -> usize {
+    pub(super) fn count_hits(&mut self, blocks: std::ops::Range<u64>) -> usize {
         blocks.filter(|bno| self.hits(*bno)).count()
     }
 
-    fn lose(&mut self, server: ServerNumber) -> Vec<Action> {
+    pub(super) fn lose(&mut self, server: ServerNumber) -> Vec<Action> {
         self.bench.engine.handle_disconnected(self.bench.now, server);
         self.bench.all_actions()
     }
 
     /// Returns what a server offers that still has its pool.
-    fn warm(&self, server: ServerNumber, npages: u32) -> Option<PoolOffer> {
+    pub(super) fn warm(&self, server: ServerNumber, npages: u32) -> Option<PoolOffer> {
         let sends_received = self.sends.get(&server).copied().unwrap_or_default();
         Some(PoolOffer { generation: 1, npages: PageCount(npages), available: PageCount(0), sends_received })
     }
