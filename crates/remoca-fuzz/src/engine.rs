@@ -27,6 +27,7 @@ pub fn config(has_port: bool) -> EngineConfig {
         key: [7; 16],
         seed: 1,
         cache: CACHE,
+        local: PageCount(0),
         guest_memory: PageCount(16),
         has_port,
         frame_sample: 1,

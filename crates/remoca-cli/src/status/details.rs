@@ -68,11 +68,15 @@ impl Lines {
         if status.servers.len() > 1 {
             status.servers.iter().for_each(|server| self.add("of", known_server(server)));
         }
-        status.pools.iter().filter(|pool| pool.is_mapped).for_each(|pool| self.add("pool", mapped_pool(pool)));
+        status.pools.iter().for_each(|pool| self.add("pool", pool_text(pool)));
         let cache = &status.cache;
         let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
         let state = if cache.enabled { "on" } else { "off" };
         self.add("cache", format!("{state}, {wanted} wanted, {granted} granted, {} used", show_size(cache.used_bytes)));
+        if cache.local_wanted_bytes > 0 {
+            let (wanted, granted) = (show_size(cache.local_wanted_bytes), show_size(cache.local_granted_bytes));
+            self.add("local tier", format!("{wanted} wanted, {granted} granted"));
+        }
         self.add("admission", format!("by {}", cache.admission));
         if let (Some(lru), Some(bimodal)) = (cache.lru_hit_ratio, cache.bimodal_hit_ratio) {
             let which = if cache.insertion == "bimodal" { "one page in 32 (bimodal)" } else { "every page (LRU)" };
@@ -176,8 +180,15 @@ fn server_text(status: &Status) -> String {
     format!("{} {state}", server.endpoint)
 }
 
+fn pool_text(pool: &PoolStatus) -> String {
+    let (size, used) = (show_size(pool.granted_bytes), show_size(pool.used_bytes));
+    let name = if pool.is_local_tier { "local tier" } else { pool.server.as_str() };
+    let latency = pool.latency_us.map_or(String::new(), |us| format!(" in {us:.0} us"));
+    let mapped = if pool.is_mapped { format!("; {}", mapped_pool(pool)) } else { String::new() };
+    format!("{name}: {size}, {used} used, {} hits{latency}{mapped}", pool.hits)
+}
+
 fn mapped_pool(pool: &PoolStatus) -> String {
-    let size = show_size(pool.granted_bytes);
     let server = match pool.state.as_str() {
         "away" => "its server is away: in use as before, but it cannot grow",
         _ => "its server is connected",
@@ -186,7 +197,7 @@ fn mapped_pool(pool: &PoolStatus) -> String {
         0 => String::new(),
         pages => format!("; {pages} reads found their page taken back"),
     };
-    format!("{size} in memory that this process reads and writes by itself; {server}{gone}")
+    format!("memory that this process reads and writes by itself; {server}{gone}")
 }
 
 fn known_server(server: &KnownServerStatus) -> String {

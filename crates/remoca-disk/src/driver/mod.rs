@@ -35,6 +35,7 @@ mod starved;
 mod taking;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod traffic;
 mod upgrade;
 mod vm;
@@ -53,16 +54,16 @@ pub use migration::Migration;
 use operator::Operator;
 pub use parts::Parts;
 pub use poller::Source;
-use remoca_core::units::PageCount;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
 use remoca_protocol::control::Status;
 use remoca_store::Complaints;
 use servers::Servers;
 use sizes::Sizes;
-pub use snapshot::cache_pages;
+pub use snapshot::{cache_pages, local_pages};
 use std::io;
 use std::time::Duration;
+pub use tiers::TierSizes;
 pub use upgrade::Start;
 use upgrade::Upgrades;
 use vm::Vm;
@@ -111,9 +112,9 @@ impl Driver {
             engine: parts.engine,
             guests: Guests::new(parts.disks, parts.port, parts.nbd),
             in_flight: InFlight::new(disks, parts.buffers, parts.trace),
-            servers: Servers::new(parts.link),
+            servers: Servers::new(parts.link, parts.local_server),
             warmth: Warmth::new(parts.state, parts.cold_reason, parts.options, disks),
-            size: IndexSize::new(parts.cache, guest_memory_min, parts.guest_memory_max, parts.aside)?,
+            size: IndexSize::new(parts.sizes, guest_memory_min, parts.guest_memory_max, parts.aside)?,
             complaints: Complaints::default(),
             curves: KeptCurves::none(now),
         };
@@ -134,9 +135,9 @@ impl Driver {
         if !migration.serves() {
             migration.keep_former(former);
         } else {
-            let wanted = if cache_enabled { vm.size.cache() } else { PageCount(0) };
-            vm.fit_index_now(wanted);
-            vm.engine.resize(vm.host.now(), wanted);
+            let wanted = if cache_enabled { vm.size.tiers() } else { TierSizes::default() };
+            vm.fit_index_now(wanted.sum());
+            vm.resize(wanted);
             vm.keep_settings();
         }
         self.register()?;

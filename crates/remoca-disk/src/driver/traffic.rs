@@ -11,8 +11,9 @@ use std::time::Instant;
 impl Vm {
     /// Passes the list of servers to the engine, which decides where the pool goes. Connections are made from here on.
     pub(super) fn tell_servers(&mut self) {
-        if let Some(numbers) = self.servers.numbers() {
-            self.engine.set_servers(self.host.now(), &numbers, Leaving::AtOnce);
+        if let Some((listed, local)) = self.servers.numbers() {
+            self.engine.set_local_server(self.host.now(), local);
+            self.engine.set_servers(self.host.now(), &listed, Leaving::AtOnce);
             self.execute();
         }
     }

@@ -20,7 +20,8 @@ pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, 
 pub use memory::PoolMemory;
 pub use session::{Received, Session, Size, Traffic};
 
-use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
+use crate::endpoints::{Endpoints, SERVERS_MAX};
+use crate::state::{Header, NUMBER_MAX, RosterEntry};
 use away::{Rejoins, Waiting};
 use connect::{Asker, bye};
 use remoca_core::engine::ServerNumber;
@@ -36,7 +37,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// A server of the list.
+/// A server of the list, or that of the local tier.
 pub struct KnownServer {
     pub number: ServerNumber,
     pub endpoint: Endpoint,
@@ -76,7 +77,9 @@ impl KnownServer {
 /// The link to the memory servers.
 pub struct ServerLink {
     network: Arc<dyn Network>,
+    /// The servers, that of the local tier last.
     servers: Vec<KnownServer>,
+    local: Option<Endpoint>,
     numbers: u32,
     /// Header of the state file, in which tokens and epochs are kept for a successor of this process.
     kept: Option<Arc<Header>>,
@@ -96,8 +99,8 @@ impl ServerLink {
     /// previous process kept in `header`, and keeps its own there.
     ///
     /// # Errors
-    /// If the system provides no eventfd or random numbers, or the list is not valid ([`check_list`]).
-    pub fn start(network: Arc<dyn Network>, endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
+    /// If the system provides no eventfd or random numbers, or the servers are not valid ([`Endpoints::check`]).
+    pub fn start(network: Arc<dyn Network>, endpoints: &Endpoints, header: Option<Arc<Header>>) -> io::Result<Self> {
         let wake = Arc::new(wake::new()?);
         let (answer_queue, answers) = channel();
         let former = header.as_ref().map(|header| header.roster()).unwrap_or_default();
@@ -107,6 +110,7 @@ impl ServerLink {
             network,
             numbers: former.iter().map(after).max().unwrap_or(0).max(numbers),
             servers: former.into_iter().map(KnownServer::from).collect(),
+            local: None,
             kept: header,
             answer_queue,
             answers,
@@ -144,7 +148,7 @@ impl ServerLink {
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub fn resume(network: Arc<dyn Network>, endpoints: &[Endpoint], roster: &[peer::Server]) -> io::Result<Self> {
+    pub fn resume(network: Arc<dyn Network>, endpoints: &Endpoints, roster: &[peer::Server]) -> io::Result<Self> {
         let mut link = Self::start(network, endpoints, None)?;
         let roster: Vec<_> = roster.iter().filter(|known| known.number <= NUMBER_MAX).collect();
         link.numbers = roster.iter().map(|known| known.number).max().map_or(0, |highest| highest.saturating_add(1));
@@ -175,12 +179,12 @@ impl ServerLink {
         self.servers.iter().map(name).collect()
     }
 
-    /// Replaces the list of servers. Servers that stay keep their numbers and tokens.
+    /// Replaces the servers. Those that stay keep their numbers and tokens.
     ///
     /// # Errors
     /// As for [`Self::start`]; then nothing has changed.
-    pub fn replace(&mut self, endpoints: &[Endpoint]) -> io::Result<()> {
-        check_list(endpoints).map_err(io::Error::other)?;
+    pub fn replace(&mut self, endpoints: &Endpoints) -> io::Result<()> {
+        endpoints.check().map_err(io::Error::other)?;
         let is_new = |endpoint: &&Endpoint| self.servers.iter().all(|server| server.endpoint != **endpoint);
         let new: Vec<_> = endpoints.iter().filter(is_new).collect();
         let tokens = new.iter().map(|_| self.network.token()).collect::<io::Result<Vec<_>>>()?;
@@ -189,22 +193,36 @@ impl ServerLink {
             self.numbers += 1;
             self.servers.push(RosterEntry { number, endpoint, token, epoch: 0, sends: 0 }.into());
         }
-        self.servers.retain(|server| endpoints.contains(&server.endpoint));
-        self.servers.sort_by_key(|server| endpoints.iter().position(|endpoint| *endpoint == server.endpoint));
+        self.servers.retain(|server| endpoints.position(&server.endpoint).is_some());
+        self.servers.sort_by_key(|server| endpoints.position(&server.endpoint));
+        self.local.clone_from(&endpoints.local);
         self.keep();
         Ok(())
     }
 
-    /// Returns the servers, in the operator's order.
+    /// Returns the servers, in the operator's order and that of the local tier last.
     pub fn servers(&self) -> &[KnownServer] {
         &self.servers
+    }
+
+    /// Returns the addresses of the servers.
+    pub fn endpoints(&self) -> Endpoints {
+        let listed = self.servers.iter().filter(|server| !self.is_local(server));
+        Endpoints { listed: listed.map(|server| server.endpoint.clone()).collect(), local: self.local.clone() }
+    }
+
+    /// Returns whether a server has the local tier.
+    pub fn is_local(&self, server: &KnownServer) -> bool {
+        self.local.as_ref() == Some(&server.endpoint)
     }
 
     /// Returns the server of the session that began last, of another session if that one has ended, or of the last one if
     /// there is no session. If that server is no longer listed, returns the first of the list.
     pub fn current(&self) -> Option<&KnownServer> {
         let listed = |number: ServerNumber| self.servers.iter().find(|server| server.number == number);
-        let (latest, any) = (self.latest, self.sessions.next(None));
+        // The local tier is in front of all of them.
+        let is_listed = |server: &ServerNumber| listed(*server).is_some_and(|server| !self.is_local(server));
+        let (latest, any) = (self.latest.filter(is_listed), self.sessions.next(None));
         let with_session = latest.filter(|server| self.sessions.contains(*server)).or(any);
         with_session.or(latest).and_then(listed).or(self.servers.first())
     }
@@ -308,20 +326,6 @@ impl ServerLink {
             Frame::Bye.encode(session.out());
             let _ = session.flush();
         }
-    }
-}
-
-/// Checks that `endpoints` is a valid list of a process's memory servers.
-///
-/// # Errors
-/// If the list is not valid. The text says why.
-pub fn check_list(endpoints: &[Endpoint]) -> Result<(), String> {
-    if endpoints.is_empty() || endpoints.len() > SERVERS_MAX {
-        return Err(format!("{} memory servers: a VM process has 1 to {SERVERS_MAX}", endpoints.len()));
-    }
-    match endpoints.iter().enumerate().find(|(at, endpoint)| endpoints[..*at].contains(endpoint)) {
-        Some((_, twice)) => Err(format!("the memory server {twice} is given twice")),
-        None => Ok(()),
     }
 }
 

@@ -35,7 +35,7 @@ impl LocalNetwork {
     /// Returns a link to the server, with a session.
     fn link(&self) -> ServerLink {
         let endpoints = ["local:/nowhere".parse().unwrap()];
-        let mut link = ServerLink::start(Arc::new(self.clone()), &endpoints, None).unwrap();
+        let mut link = ServerLink::start(Arc::new(self.clone()), &endpoints.to_vec().into(), None).unwrap();
         link.ask(SERVER);
         assert!(matches!(link.take_news(Instant::now()), Some((SERVER, News::Answer(Some(_))))));
         assert!(link.begin(SERVER));
@@ -277,7 +277,7 @@ fn a_pool_that_was_passed_on_is_used_while_its_server_is_away() {
         network.0.lock().unwrap().is_away = is_away;
         let endpoints = ["local:/nowhere".parse().unwrap()];
         network.0.lock().unwrap().socket = None;
-        let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints, None).unwrap();
+        let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints.to_vec().into(), None).unwrap();
         link.keep_pools(passed);
         assert_eq!(link.mapped_pools().count(), 1, "it could be passed on again");
         link.ask(SERVER);

@@ -2,8 +2,8 @@
 
 use super::file::{StateError, check_room, open_locked, remove_beside};
 use super::header::{Header, RosterEntry, Settings, Shape};
+use crate::endpoints::Endpoints;
 use remoca_core::units::{DiskIndex, PageCount};
-use remoca_io::address::Endpoint;
 use remoca_io::small_file::with_ending;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -91,8 +91,10 @@ impl Former {
 pub struct FormerSettings {
     /// Hash of its options, or `None` if it is not known.
     pub options: Option<u64>,
-    pub servers: Vec<Endpoint>,
+    pub endpoints: Endpoints,
     pub cache: PageCount,
+    /// Size of the local tier; `None` if it had no server.
+    pub local: Option<PageCount>,
     pub enabled: bool,
 }
 
@@ -102,12 +104,17 @@ pub fn settings_at(path: &Path) -> Option<FormerSettings> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
     let former = super::file::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
-    let is_whole = |settings: &Settings| settings.servers == former.servers.len() && settings.cache.0 > 0;
+    let is_whole = |settings: &Settings| {
+        settings.servers + usize::from(settings.local.is_some()) == former.servers.len()
+            && (settings.cache.0 > 0 || settings.local.is_some_and(|size| size.0 > 0))
+    };
     let settings = former.settings.filter(is_whole)?;
     (!former.servers.is_empty()).then(|| {
-        let servers = former.servers.iter().map(|server| server.endpoint.clone()).collect();
-        let Settings { options, cache, enabled, .. } = settings;
-        FormerSettings { options: Some(options), servers, cache, enabled }
+        let mut servers = former.servers.iter().map(|server| server.endpoint.clone());
+        let Settings { options, cache, local, enabled, servers: count } = settings;
+        let listed = servers.by_ref().take(count).collect();
+        let endpoints = Endpoints { listed, local: servers.next() };
+        FormerSettings { options: Some(options), endpoints, cache, local, enabled }
     })
 }
 

@@ -7,6 +7,7 @@
 //! Only the I/O thread writes. The header holds the fingerprint key and the tokens of pools, so the file is readable
 //! only by its owner.
 
+use crate::endpoints::SERVERS_MAX;
 use remoca_core::engine::ServerNumber;
 use remoca_core::index::DISK_BYTES_MAX;
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
@@ -22,8 +23,6 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum number of servers that one process knows.
-pub const SERVERS_MAX: usize = 16;
 /// Highest server number that is accepted from another process. As many numbers are left for new servers.
 pub const NUMBER_MAX: u32 = u32::MAX / 2;
 /// First word of a valid file. Versions 1 and 2 began with `REMOCAST`, as the page of the agent's statistics does.
@@ -43,6 +42,8 @@ const AT_NUMBERS: usize = 9;
 /// The [`Settings`]: the hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
 const AT_OPTIONS: usize = 11;
 const AT_SETTINGS: usize = 12;
+/// `size of the local tier << 1 | 1`; 0 if there is none. Its server is the one after those of the list.
+const AT_LOCAL: usize = 13;
 
 /// Bytes of an endpoint that fit into the record of its server.
 const ENDPOINT_MAX: usize = 35 * 8;
@@ -105,7 +106,10 @@ pub struct Settings {
     /// Hash of the options that the process was started with.
     pub options: u64,
     pub cache: PageCount,
+    /// Size of the local tier; `None` if it has no server.
+    pub local: Option<PageCount>,
     pub enabled: bool,
+    /// Number of servers of the list.
     pub servers: usize,
 }
 
@@ -359,12 +363,19 @@ impl Header {
         Settings {
             options: self.get(AT_OPTIONS),
             cache: PageCount(u32::try_from(word >> 8).unwrap_or(0)),
+            local: self.local_tier(),
             enabled: word & 1 == 1,
             servers: (word >> 1 & 0x7f) as usize,
         }
     }
 
+    fn local_tier(&self) -> Option<PageCount> {
+        let word = self.get(AT_LOCAL);
+        (word & 1 == 1).then(|| PageCount(u32::try_from(word >> 1).unwrap_or(0)))
+    }
+
     pub fn set_settings(&self, settings: &Settings) {
+        self.set(AT_LOCAL, settings.local.map_or(0, |size| u64::from(size.0) << 1 | 1));
         let (cache, servers) = (u64::from(settings.cache.0), settings.servers as u64);
         self.set(AT_SETTINGS, cache << 8 | servers << 1 | u64::from(settings.enabled));
         // Written last: with the options of a previous process the settings mean nothing.

@@ -44,6 +44,9 @@ pub enum Command {
         /// Size of the cache in bytes, a multiple of 4096.
         #[serde(default)]
         cache_bytes: Option<u64>,
+        /// Size of the local tier in bytes, a multiple of 4096; 0 for none.
+        #[serde(default)]
+        local_bytes: Option<u64>,
         /// Whether the cache is on. Switching it off drops all cached pages; switching it on starts cold.
         #[serde(default)]
         enabled: Option<bool>,
@@ -163,13 +166,18 @@ mod tests {
 
     #[test]
     fn commands_are_these_lines() {
-        let set = Command::Set { cache_bytes: Some(1 << 30), enabled: None, servers: Some(vec!["unix:/s".into()]) };
+        let servers = Some(vec!["unix:/s".into()]);
+        let set = Command::Set { cache_bytes: Some(1 << 30), local_bytes: Some(0), enabled: None, servers };
         let key = "0123456789abcdef".repeat(4);
         let migrate = Command::Migrate { to: "tcp:h:1".into(), key: key.parse().unwrap() };
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
             (Command::Curve { disk: Some("a".into()) }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
-            (set, r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
+            (
+                set,
+                r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"]}"#
+                    .to_owned(),
+            ),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
             (Command::ClearRemovedFlushes, r#"{"op":"clear-removed-flushes"}"#.to_owned()),

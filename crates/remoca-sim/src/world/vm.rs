@@ -120,6 +120,7 @@ impl<'a> Vm<'a> {
             key: machine.key,
             seed: 1,
             cache: PageCount(machine.slots),
+            local: PageCount(0),
             guest_memory: PageCount(machine.resident),
             has_port: machine.has_port && !agentless,
             frame_sample: machine.frame_sample,

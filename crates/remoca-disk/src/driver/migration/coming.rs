@@ -1,6 +1,7 @@
 //! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is served.
 
 use super::Migration;
+use crate::driver::TierSizes;
 use crate::driver::disk::Disk;
 use crate::driver::poller::Source;
 use crate::driver::vm::Vm;
@@ -233,7 +234,7 @@ impl Migration {
                 return None;
             }
         };
-        let link = match self.servers.is_empty() {
+        let link = match self.servers.are_none() {
             true => None,
             false => {
                 let network = Arc::clone(&self.network);
@@ -252,12 +253,15 @@ impl Migration {
             // The other process had no memory servers, and so no settings.
             return;
         }
-        let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.config };
-        if self.servers.is_empty() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
+        // The local tier is that of this host.
+        let sizes = TierSizes { cache, ..vm.size.tiers() };
+        let on = if header.enabled { sizes } else { TierSizes::default() };
+        let config = EngineConfig { cache: on.cache, local: on.local, ..self.config };
+        if self.servers.are_none() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
             return;
         }
         self.config = config;
-        vm.size.set_cache(cache);
+        vm.size.set_tiers(sizes);
     }
 
     /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then stays.
@@ -268,7 +272,7 @@ impl Migration {
             tracing::warn!("{error}");
             (words, state) = (IndexMemory::new(words.len()).ok()?, None);
         }
-        let link = match self.servers.is_empty() {
+        let link = match self.servers.are_none() {
             true => None,
             false => ServerLink::start(Arc::clone(&self.network), &self.servers, None)
                 .inspect_err(|error| tracing::warn!("cannot start the server link: {error}"))
