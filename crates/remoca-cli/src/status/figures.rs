@@ -107,7 +107,7 @@ impl Figures {
             disks_attached: status.disks.iter().filter(|disk| disk.attached).count(),
             disks: status.disks.len(),
             agent: Agent::of(status.port.as_ref()),
-            cache_bytes: status.cache.enabled.then_some(status.cache.granted_bytes),
+            cache_bytes: status.cache.enabled.then_some(status.cache.granted_bytes + status.cache.local_granted_bytes),
             used_bytes: status.cache.used_bytes,
             server: ServerState::of(status.server.as_ref()),
             reads: count("reads"),

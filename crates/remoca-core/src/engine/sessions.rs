@@ -32,7 +32,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Sets the server that has the local tier, or `None` if there shall be none. A pool at another server is given back at
-    /// once. The server must not be one of those of [`Self::set_servers`].
+    /// once. The server must not be one of those of [`Self::set_servers`], which is called after this at the start.
     pub fn set_local_server(&mut self, now: Nanos, server: Option<ServerNumber>) {
         if self.pools.local.server() == server {
             return;
@@ -42,7 +42,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.leave(now, number);
         }
         self.pools.local.set_server(now, server);
-        self.place(now);
+        // The others are not told of yet, perhaps.
+        self.pools.local.ask(now, &mut self.actions);
     }
 
     /// Gives the pool of the local tier back, if there is one.

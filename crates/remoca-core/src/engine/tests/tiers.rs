@@ -193,6 +193,25 @@ impl Cluster {
     }
 }
 
+/// The driver of a process that goes on says where the local tier is before it knows the list.
+#[test]
+fn both_tiers_outlive_their_process() {
+    let mut cluster = cluster(3, 4);
+    assert!((0..5).all(|bno| cluster.cache(bno)));
+    let config = EngineConfig { local: PageCount(3), ..config_of(4) };
+    let words = cluster.bench.engine.index().words().clone();
+    let engine = DiskEngine::resume(&config, words, Origin::Own).map_err(|it| it.reason).unwrap();
+    cluster.bench.engine = engine;
+    cluster.bench.engine.describe_disk(DISK, 1 << 40, false);
+    cluster.bench.engine.set_local_server(cluster.bench.now, Some(LOCAL));
+    cluster.bench.engine.set_servers(cluster.bench.now, &[A], Leaving::AtOnce);
+    assert_eq!(cluster.bench.all_actions(), [Action::Ask(LOCAL), Action::Ask(A)]);
+    let (local, remote) = (cluster.warm(LOCAL, 3), cluster.warm(A, 4));
+    assert_eq!(cluster.bench.answer(LOCAL, local), [Action::Use(LOCAL)]);
+    assert_eq!(cluster.bench.answer(A, remote), [Action::Use(A)]);
+    assert_eq!((cluster.settle(), cluster.count_hits(0..5)), (vec![], 5));
+}
+
 #[test]
 fn a_server_that_gives_less_is_asked_again_later() {
     let mut cluster = Cluster::of(EngineConfig { local: PageCount(6), ..config_of(4) }, &[(A, 4)]);
