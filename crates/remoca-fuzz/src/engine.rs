@@ -170,7 +170,7 @@ impl World {
                 }
             }
             13 => self.pass_time(source),
-            14 => self.engine.resize(self.now, PageCount(u32::from(source.below(3)) * 4)),
+            14 => self.engine.resize(self.now, PageCount(u32::from(source.below(3)) * 4), PageCount(0)),
             _ => match source.byte() {
                 kind if kind & 1 == 0 => self.change_servers(kind),
                 _ => self.reply_unasked(source),

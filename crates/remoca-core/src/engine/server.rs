@@ -44,31 +44,23 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Sets the size of the cache without its local tier. If both have size 0, the cache is off: its whole index is dropped,
-    /// so that it starts cold when it is turned on again. The index must be large enough (see [`Self::needs_layout`]).
-    pub fn resize(&mut self, now: Nanos, wanted: PageCount) {
-        self.pools.want(wanted.min(self.index.layout().slot_limit()));
-        self.take_sizes(now);
-    }
-
-    /// Sets the size of the local tier, as [`Self::resize`] does for the rest of the cache. Size 0 gives its pool back at once.
-    pub fn resize_local(&mut self, now: Nanos, wanted: PageCount) {
-        self.pools.local.want(wanted.min(self.index.layout().slot_limit()));
-        if wanted.0 == 0 {
+    /// Sets the sizes of the cache without its local tier, and of the local tier, whose pool is given back at once if it is to
+    /// have none. If both are 0, the cache is off: its whole index is dropped, so that it starts cold when it is turned on
+    /// again. The index must be large enough for both (see [`Self::needs_layout`]).
+    pub fn resize(&mut self, now: Nanos, wanted: PageCount, local: PageCount) {
+        let limit = self.index.layout().slot_limit();
+        self.pools.want(wanted.min(limit));
+        self.pools.local.want(local.min(limit));
+        if local.0 == 0 {
             self.leave_local(now);
         }
-        self.pools.local.ask(now, &mut self.actions);
-        self.take_sizes(now);
-    }
-
-    /// Gives all pools their shares of what the operator wants now.
-    fn take_sizes(&mut self, now: Nanos) {
         if !self.pools.is_enabled() {
             self.index.drop_everything();
             let left = (self.index.slot_counts().used, self.index.known_blocks());
             assert!(left == (0, PageCount(0)), "a cache that is off knows {left:?}");
         }
         self.placement.look_soon();
+        self.pools.local.ask(now, &mut self.actions);
         self.pools.share(now, &mut self.index, &mut self.actions);
     }
 

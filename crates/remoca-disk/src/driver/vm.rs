@@ -268,8 +268,7 @@ impl Vm {
     /// Sets the sizes of the cache's tiers in the engine.
     pub(super) fn resize(&mut self, sizes: TierSizes) {
         let now = self.host.now();
-        self.engine.resize(now, sizes.cache);
-        self.engine.resize_local(now, sizes.local);
+        self.engine.resize(now, sizes.cache, sizes.local);
     }
 
     /// Makes the index large enough for a cache of `cache` pages. This blocks, but no guest is served yet.

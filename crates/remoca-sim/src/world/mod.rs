@@ -379,8 +379,7 @@ impl<'a> World<'a> {
     fn set_sizes(&mut self) {
         let (cache, local) = (self.vm.config.cache, self.vm.config.local);
         self.fit_index(PageCount(cache.0 + local.0));
-        self.vm.engine.resize(self.clock(), cache);
-        self.vm.engine.resize_local(self.clock(), local);
+        self.vm.engine.resize(self.clock(), cache, local);
     }
 
     /// Sets the operator's list to the servers whose bits are set.

@@ -328,7 +328,7 @@ fn a_server_that_lost_its_pool_gets_a_new_one_and_the_others_keep_theirs() {
 #[test]
 fn a_server_that_lost_its_pool_and_is_not_needed_is_left_alone() {
     let (mut cluster, _) = Cluster::four(10 * PART);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(3 * PART));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(3 * PART), PageCount(0));
     cluster.settle();
     cluster.bench.wait(60 * SECOND);
     cluster.lose(B);
@@ -380,7 +380,7 @@ fn all_pools_return_after_an_outage_of_the_network() {
 #[test]
 fn a_resize_changes_all_pools_and_loses_no_page_that_fits() {
     let (mut cluster, _) = Cluster::four(10 * PART);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(40));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(40), PageCount(0));
     let actions = cluster.bench.all_actions();
     let sizes = cluster.execute(actions, false);
     assert_eq!(sizes.len(), 4, "{sizes:?}");
@@ -395,7 +395,7 @@ fn a_resize_changes_all_pools_and_loses_no_page_that_fits() {
     // Block 99 was hit, so it was next to be discarded.
     assert!((61..99).all(|bno| cluster.hits(bno)), "the newest pages are still there");
     assert_eq!(cluster.count_hits(0..60), 0);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(90));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(90), PageCount(0));
     cluster.settle();
     let mut granted = cluster.granted();
     granted.sort_unstable();
@@ -410,7 +410,7 @@ fn one_setsize_is_outstanding_at_a_time_for_each_pool() {
     let (mut cluster, _) = Cluster::four(10 * PART);
     let mut asked: BTreeMap<ServerNumber, PageCount> = BTreeMap::new();
     for wanted in [80, 60, 97, 100, 4, 100] {
-        cluster.bench.engine.resize(cluster.bench.now, PageCount(wanted));
+        cluster.bench.engine.resize(cluster.bench.now, PageCount(wanted), PageCount(0));
         for action in cluster.bench.work() {
             if let Action::SetSize { server, npages } = action {
                 assert!(asked.insert(server, npages).is_none(), "{server:?} was asked twice");

@@ -156,19 +156,19 @@ fn the_server_of_the_local_tier_comes_back_warm_or_cold() {
 fn a_local_tier_of_size_zero_is_given_back_and_the_rest_stays() {
     let mut cluster = cluster(3, 4);
     assert!((0..5).all(|bno| cluster.cache(bno)));
-    cluster.bench.engine.resize_local(cluster.bench.now, PageCount(0));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(4), PageCount(0));
     assert_eq!(cluster.settle(), [Action::Leave(LOCAL)]);
     assert_eq!((sizes(&cluster), cluster.count_hits(0..2), cluster.count_hits(2..5)), ([4, 4, 0, 0], 2, 0));
     assert_eq!(cluster.bench.engine.index().total_capacity(), PageCount(4));
     // It comes back with the other size, and a smaller one is asked for where it is.
-    cluster.bench.engine.resize_local(cluster.bench.now, PageCount(4));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(4), PageCount(4));
     cluster.bench.wait(SECOND);
     assert_eq!(cluster.bench.work(), [Action::Ask(LOCAL)]);
     assert_eq!(cluster.bench.answer(LOCAL, room(2, 9)), [Action::Use(LOCAL), size(LOCAL, 4)]);
     cluster.bench.gives(LOCAL, 4);
     cluster.settle();
     assert!((10..14).all(|bno| cluster.cache(bno)));
-    cluster.bench.engine.resize_local(cluster.bench.now, PageCount(1));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(4), PageCount(1));
     assert_eq!(cluster.settle(), []);
     assert_eq!((sizes(&cluster), cluster.server_of(13), cluster.hits(10)), ([4, 4, 1, 1], LOCAL, false));
 }
@@ -177,12 +177,16 @@ fn a_local_tier_of_size_zero_is_given_back_and_the_rest_stays() {
 fn the_cache_is_off_only_without_both_tiers() {
     let mut cluster = cluster(3, 4);
     assert!((0..5).all(|bno| cluster.cache(bno)));
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(0));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(0), PageCount(3));
     cluster.settle();
     assert_eq!((sizes(&cluster), cluster.count_hits(2..5)), ([0, 0, 3, 3], 3));
     assert!(cluster.cache(7), "the local tier alone is a cache");
     assert!(cluster.bench.engine.status().enabled && cluster.known(7));
-    cluster.bench.engine.resize_local(cluster.bench.now, PageCount(0));
+    // From one tier to the other, nothing is forgotten.
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(4), PageCount(0));
+    cluster.settle();
+    assert!(cluster.bench.engine.status().enabled && cluster.known(7));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(0), PageCount(0));
     cluster.settle();
     assert!(!cluster.bench.engine.status().enabled && !cluster.known(7));
 }
@@ -233,7 +237,7 @@ fn the_local_tier_has_no_part_in_placement() {
     let mut cluster = cluster(3, 4);
     // Another server is needed for what the first one cannot give, whatever the local one has.
     cluster.bench.engine.set_servers(cluster.bench.now, &[A, B], Leaving::AtOnce);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(8));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(8), PageCount(3));
     let actions = cluster.bench.work();
     assert!(actions.contains(&Action::Ask(B)) && !actions.contains(&Action::Ask(LOCAL)), "{actions:?}");
     assert_eq!(cluster.bench.engine.status().pools.iter().filter(|pool| pool.is_local).count(), 1);
