@@ -57,7 +57,7 @@ pub enum HostRule {
     MovedIsCold,
     /// A page of the local tier that moves is copied before another one takes its place.
     DemoteFirst,
-    /// The pools of a VM on different hosts have different generations.
+    /// The pools of a VM in the memory of different hosts are different ones: each has a generation and a count of its own.
     LocalGeneration,
 }
 

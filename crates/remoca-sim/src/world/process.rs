@@ -176,7 +176,7 @@ impl World<'_> {
             Some((engine, fuse)) => self.start_warm(engine, fuse)?,
             None => self.start_cold(),
         }
-        if moved.is_some() {
+        if moved.is_some() && self.holds(HostRule::LocalGeneration) {
             self.vm.local.forget_counts();
         }
         let servers = self.listed_servers();
