@@ -15,6 +15,16 @@ pub(super) struct LostPool {
     pub(super) generation: u64,
 }
 
+/// What a server is to the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Listed,
+    /// It was taken out of the list, and its pool is drained.
+    Leaving,
+    /// It is not in the list, and nothing is expected of it.
+    Gone,
+}
+
 /// State of the pools, as far as placement needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
