@@ -68,7 +68,8 @@ impl Lines {
         if status.servers.len() > 1 {
             status.servers.iter().for_each(|server| self.add("of", known_server(server)));
         }
-        status.pools.iter().filter(|pool| pool.is_mapped).for_each(|pool| self.add("pool", mapped_pool(pool)));
+        let is_special = |pool: &&PoolStatus| pool.is_mapped || pool.state == "draining";
+        status.pools.iter().filter(is_special).for_each(|pool| self.add("pool", pool_text(pool)));
         let cache = &status.cache;
         let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
         let state = if cache.enabled { "on" } else { "off" };
@@ -176,7 +177,11 @@ fn server_text(status: &Status) -> String {
     format!("{} {state}", server.endpoint)
 }
 
-fn mapped_pool(pool: &PoolStatus) -> String {
+fn pool_text(pool: &PoolStatus) -> String {
+    if pool.state == "draining" {
+        let (server, used, pages) = (&pool.server, show_size(pool.used_bytes), pool.used_bytes / 4096);
+        return format!("{server}: draining, {used} left ({pages} pages): what is read moves to the other servers");
+    }
     let size = show_size(pool.granted_bytes);
     let server = match pool.state.as_str() {
         "away" => "its server is away: in use as before, but it cannot grow",
@@ -286,6 +291,21 @@ mod tests {
         now.latency.read_from_disk.count = 0;
         assert!(text(&now, "helps").ends_with("there is nothing to compare with"));
         assert!(text(&before, "helps").starts_with("not yet: "));
+    }
+
+    #[test]
+    fn details_of_pools() {
+        let pool = json!({"server": "unix:/r", "state": "connected", "is_mapped": false, "generation": "1", "granted_bytes": 8192,
+            "used_bytes": 4096, "pages_sent": 1, "pages_requested": 0, "pages_received": 0, "pages_taken_back": 0});
+        let pool: PoolStatus = serde_json::from_value(pool).unwrap();
+        let mut vm = status(json!({}), [0, 0], [0, 0]);
+        vm.pools = vec![pool.clone(), PoolStatus { state: "draining".into(), ..pool.clone() }];
+        let draining = "unix:/r: draining, 4K left (1 pages): what is read moves to the other servers\n";
+        assert_eq!(text_of(&vm, "pool"), draining, "of the others is nothing to say");
+        vm.pools = vec![PoolStatus { is_mapped: true, pages_taken_back: 2, ..pool }];
+        let mapped = "8K in memory that this process reads and writes by itself; its server is connected; 2 reads found their page \
+                      taken back\n";
+        assert_eq!(text_of(&vm, "pool"), mapped);
     }
 
     #[test]

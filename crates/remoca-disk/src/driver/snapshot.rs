@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::vm::Vm;
 use super::warmth::failed_flush;
 use crate::link::{KnownServer, ServerLink, Session};
-use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency, ServerNumber};
+use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, MemoryStatus, MigrationStatus, NormalLatency,
@@ -42,7 +42,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             error: if engine.connected { None } else { server.error() },
         }),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
-        pools: vm.servers.link().map(pools).unwrap_or_default(),
+        pools: vm.servers.link().map(|link| pools(link, &engine)).unwrap_or_default(),
         cache: cache_status(&engine, &stats),
         disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
         port: vm.guests.port().get().map(|port| PortStatus {
@@ -106,19 +106,26 @@ fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
     link.servers().iter().map(status).collect()
 }
 
-fn pools(link: &ServerLink) -> Vec<PoolStatus> {
-    let endpoint = |number: ServerNumber| link.servers().iter().find(|server| server.number == number);
-    let status = |session: &Session| PoolStatus {
-        // A session never outlives its server's place in the list by more than the engine's next action.
-        server: endpoint(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
-        state: if session.socket_fd().is_some() { "connected".into() } else { "away".into() },
-        is_mapped: session.is_mapped(),
-        generation: format!("{:016x}", session.generation()),
-        granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
-        pages_sent: session.traffic().sent,
-        pages_requested: session.traffic().requested,
-        pages_received: session.traffic().received,
-        pages_taken_back: session.traffic().taken_back,
+fn pools(link: &ServerLink, engine: &EngineStatus) -> Vec<PoolStatus> {
+    let status = |session: &Session| {
+        let pool = engine.pools.iter().find(|pool| pool.server == session.server());
+        let state = match (pool.is_some_and(|pool| pool.is_draining), session.socket_fd()) {
+            (true, _) => "draining",
+            (false, Some(_)) => "connected",
+            (false, None) => "away",
+        };
+        PoolStatus {
+            server: link.known(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
+            state: state.into(),
+            is_mapped: session.is_mapped(),
+            generation: format!("{:016x}", session.generation()),
+            granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
+            used_bytes: pool.map_or(0, |pool| u64::from(pool.slots.used) * PAGE_SIZE_U64),
+            pages_sent: session.traffic().sent,
+            pages_requested: session.traffic().requested,
+            pages_received: session.traffic().received,
+            pages_taken_back: session.traffic().taken_back,
+        }
     };
     link.sessions().iter().map(status).collect()
 }

@@ -26,7 +26,7 @@ use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Start, on_a_thr
 use crate::handover::Checking;
 use crate::link::{HostNetwork, ServerLink, give_back};
 use crate::migration::{HostPeers, Mark};
-use crate::state::{self, Before, Caution, Deaths, EngineStart, Former, Header, RosterEntry, StateFile};
+use crate::state::{self, Before, Caution, Deaths, EngineStart, Former, Header, StateFile};
 use crate::trace::TraceWriter;
 use anyhow::{Context, Result, bail};
 use exports::Exports;
@@ -187,7 +187,9 @@ fn parts(
         None => ControlServer::start(&options.control).context("control socket")?,
     };
     let trace = trace(options, inherited.is_some())?;
-    give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
+    if cold_reason.is_some() || servers.is_empty() {
+        give_back(former.servers.clone());
+    }
     let link = link(&servers, header, inherited.as_mut()).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
@@ -333,11 +335,6 @@ fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
         bail!("--incoming without --incoming-key FILE would give the disks to whoever connects first. {ADVICE}")
     };
     Ok((incoming.endpoint.clone(), key.read().context("--incoming-key")?))
-}
-
-/// Returns the pools of a previous process, except those on servers that are `kept`.
-fn pools_of_others(former: &Former, kept: &[Endpoint]) -> impl Iterator<Item = RosterEntry> {
-    former.servers.iter().filter(|pool| !kept.contains(&pool.endpoint)).cloned()
 }
 
 /// Returns how to start after processes of this name that died by a fault of this program. Also makes this process

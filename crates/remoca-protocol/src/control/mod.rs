@@ -50,6 +50,9 @@ pub enum Command {
         /// Addresses of the memory servers, which replace the current ones.
         #[serde(default)]
         servers: Option<Vec<String>>,
+        /// Whether servers that are not among them are left at once. Otherwise their pools are drained first.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        at_once: bool,
     },
     /// Returns the status after the sizes of all images have been measured.
     Rescan,
@@ -163,13 +166,22 @@ mod tests {
 
     #[test]
     fn commands_are_these_lines() {
-        let set = Command::Set { cache_bytes: Some(1 << 30), enabled: None, servers: Some(vec!["unix:/s".into()]) };
+        let set = |at_once| Command::Set {
+            cache_bytes: Some(1 << 30),
+            enabled: None,
+            servers: Some(vec!["unix:/s".into()]),
+            at_once,
+        };
         let key = "0123456789abcdef".repeat(4);
         let migrate = Command::Migrate { to: "tcp:h:1".into(), key: key.parse().unwrap() };
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
             (Command::Curve { disk: Some("a".into()) }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
-            (set, r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
+            (set(false), r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
+            (
+                set(true),
+                r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"],"at_once":true}"#.to_owned(),
+            ),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
             (Command::ClearRemovedFlushes, r#"{"op":"clear-removed-flushes"}"#.to_owned()),
