@@ -7,7 +7,7 @@ use super::super::memory::tests::memory;
 use super::super::session::Received;
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{Frame, PoolGeneration, RequestId, SendCount, ServerId, Token, Welcome, decode};
+use remoca_protocol::{Frame, PoolGeneration, SendCount, ServerId, Token, Welcome, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
 use std::os::fd::OwnedFd;
