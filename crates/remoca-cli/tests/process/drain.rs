@@ -15,14 +15,17 @@ fn serve(folder: &Path, name: &str) -> Serve {
     Serve::start_with(&folder, "16M", &["--grace", "3600s"])
 }
 
-/// Starts two servers, and a machine whose cache is full at the first. Nothing is written, so that each page in the cache is
-/// of use until it is read.
+/// Starts two servers, and a machine with a cache at the first. Nothing is written while the cache is on, so that each page in
+/// it is of use until it is read.
 fn machine(seed: u64) -> (Machine, [Serve; 2]) {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let servers = ["a", "b"].map(|name| serve(folder.path(), name));
     let setup = Setup { server: Some(servers[0].address.clone()), seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
     machine.evictions = Evictions::HONEST;
+    machine.set("\"enabled\":false");
+    machine.run(150);
+    machine.set("\"enabled\":true");
     machine.read_until_hits(500);
     (machine, servers)
 }
@@ -77,7 +80,7 @@ fn a_donor_is_drained_by_reads_and_then_left() {
     assert!(lines[1].starts_with(&format!("{}: draining, ", servers[0].address)), "{said}");
     assert!(lines[2].contains("ten minutes at most") && lines[2].contains("--now"), "{said}");
     let pool = pool_at(&machine, &servers[0]).unwrap();
-    assert!(pool.state == "draining" && pool.used_bytes > 3 << 20, "{pool:?}");
+    assert!(pool.state == "draining" && pool.used_bytes > 256 << 10, "{pool:?}");
     let control = machine.control();
     let details = String::from_utf8(run(&["status", control.to_str().unwrap(), "-v"]).stdout).unwrap();
     assert!(details.contains(&format!("{}: draining, ", servers[0].address)), "{details}");
@@ -134,7 +137,7 @@ fn a_donor_that_is_killed_while_it_is_drained_costs_its_own_pages() {
     machine.run_until("the other one has some", |machine| {
         pool_at(machine, &servers[1]).is_some_and(|pool| pool.used_bytes >= 32 << 10)
     });
-    assert!(pool_at(&machine, &servers[0]).unwrap().used_bytes > 1 << 20, "most is not read yet");
+    assert!(pool_at(&machine, &servers[0]).unwrap().used_bytes > 128 << 10, "most is not read yet");
     servers[0].program.kill();
     let kept = pool_at(&machine, &servers[1]).unwrap();
     wait_until("it is given up", || machine.status().cache.granted_bytes == 4 << 20 && machine.status().pools.len() == 1);
