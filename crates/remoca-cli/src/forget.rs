@@ -81,7 +81,10 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
     let given_back = pools(former.as_ref(), args.dry_run, &mut out)?;
     let flushes = former.as_ref().map_or(0, |former| former.failed_flushes.len());
     if flushes > 0 {
-        writeln!(out, "failed flushes of {flushes} images are forgotten: check these images before another VM uses them")?;
+        writeln!(
+            out,
+            "failed flushes of {flushes} images are forgotten: check these images before another VM uses them"
+        )?;
     }
     let freed = remove(&places, &files, args.dry_run, &mut out)?;
     let (freed, given_back) = (show_size(freed), show_size(given_back));

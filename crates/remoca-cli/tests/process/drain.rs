@@ -140,7 +140,9 @@ fn a_donor_that_is_killed_while_it_is_drained_costs_its_own_pages() {
     assert!(pool_at(&machine, &servers[0]).unwrap().used_bytes > 128 << 10, "most is not read yet");
     servers[0].program.kill();
     let kept = pool_at(&machine, &servers[1]).unwrap();
-    wait_until("it is given up", || machine.status().cache.granted_bytes == 4 << 20 && machine.status().pools.len() == 1);
+    wait_until("it is given up", || {
+        machine.status().cache.granted_bytes == 4 << 20 && machine.status().pools.len() == 1
+    });
     let now = pool_at(&machine, &servers[1]).unwrap();
     assert!(now.used_bytes >= kept.used_bytes && now.generation == kept.generation, "{kept:?} {now:?}");
     // Nobody comes back to it.

@@ -114,7 +114,8 @@ fn what_is_in_use_or_something_else_is_left_alone() {
     expect_refusal(&forget(folder.path(), &[]), FAILURE, &["vm is running: a process uses", "vm.state"]);
     drop(file);
     let diary = folder.path().join("diary");
-    std::fs::write(&diary, "Dear diary, today I have written more than eight bytes. And then some more of them.").unwrap();
+    std::fs::write(&diary, "Dear diary, today I have written more than eight bytes. And then some more of them.")
+        .unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
     std::fs::set_permissions(&diary, mode).unwrap();
     let wrong = forget(folder.path(), &["--state", diary.to_str().unwrap()]);

@@ -5,6 +5,7 @@
 //! reads again go to another pool when they are evicted the next time. Of a pool whose server was taken out of the list, the
 //! others get what was read, and at least as much of it as of the ten minutes has passed. Decision 0014.
 
+use super::need::DRAIN_MAX_NS;
 use super::pool::{Drain, DrainReason, Pool};
 use super::pools::Pools;
 use super::types::Action;
@@ -13,8 +14,6 @@ use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// Maximum time, in nanoseconds, for which a pool is drained.
-pub(super) const DRAIN_MAX_NS: u64 = 600_000_000_000;
 /// Interval, in nanoseconds, of the looks at what is left in the drained pools.
 const LOOK_NS: u64 = 1_000_000_000;
 /// Number of parts, at most, in which the others get the share of a drained pool.
@@ -120,7 +119,9 @@ impl Pools {
         let (mut drained, mut kept) = (Vec::new(), Vec::new());
         for pool in self.up() {
             match pool.drain {
-                Some(drain) if (have_all && drain.kept.0 == 0) || (overdue(drain) && drain.reason == DrainReason::Unlisted) => {
+                Some(drain)
+                    if (have_all && drain.kept.0 == 0) || (overdue(drain) && drain.reason == DrainReason::Unlisted) =>
+                {
                     drained.push(pool.number());
                 }
                 Some(drain) if overdue(drain) => kept.push(pool.number()),

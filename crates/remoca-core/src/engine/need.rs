@@ -3,6 +3,8 @@
 use super::types::{PoolOffer, ServerNumber};
 use crate::units::{POOLS_MAX, PageCount};
 
+/// Maximum time, in nanoseconds, for which a pool is drained.
+pub(super) const DRAIN_MAX_NS: u64 = 600_000_000_000;
 /// Minimum size of a cache that is spread over several servers: 2 GiB.
 pub(super) const SPREAD_MIN: PageCount = PageCount(1 << 19);
 /// Number of pools over which a large cache is spread, so that the loss of one costs at most a quarter of it.

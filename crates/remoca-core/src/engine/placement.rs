@@ -12,8 +12,7 @@
 //! Decision 0014.
 
 use super::candidates::{Candidate, draw};
-use super::drains::DRAIN_MAX_NS;
-use super::need::{Choice, LostPool, Need, SPREAD_MIN, SPREAD_POOLS, Standing};
+use super::need::{Choice, DRAIN_MAX_NS, LostPool, Need, SPREAD_MIN, SPREAD_POOLS, Standing};
 use super::random::Random;
 use super::types::{Action, PoolOffer, ServerNumber};
 use crate::units::{Nanos, PageCount};

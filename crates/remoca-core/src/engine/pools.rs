@@ -210,8 +210,12 @@ impl Pools {
 
     /// Expects the lost pools, while there is no session or for some time, if their servers are of use. Drops the others,
     /// and those of servers that are leaving and have not returned by then.
-    pub(super) fn expect<M>(&mut self, now: Nanos, standing: impl Fn(ServerNumber) -> Standing, index: &mut CacheIndex<M>)
-    where
+    pub(super) fn expect<M>(
+        &mut self,
+        now: Nanos,
+        standing: impl Fn(ServerNumber) -> Standing,
+        index: &mut CacheIndex<M>,
+    ) where
         M: DerefMut<Target = [u32]>,
     {
         let is_alone = !self.has_members();

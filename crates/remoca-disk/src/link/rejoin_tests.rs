@@ -1,8 +1,8 @@
 //! Mapped sessions over a network of one server, which goes away and comes back.
 
 use super::super::away::BACKOFF_MAX;
-use super::super::mapped::OWN_REQUEST;
 use super::super::connect::{AnswerTo, LinkError, Network};
+use super::super::mapped::OWN_REQUEST;
 use super::super::memory::tests::memory;
 use super::super::session::Received;
 use super::*;

@@ -26,7 +26,7 @@ use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Start, on_a_thr
 use crate::handover::Checking;
 use crate::link::{HostNetwork, ServerLink, give_back};
 use crate::migration::{HostPeers, Mark};
-use crate::state::{self, Before, Caution, Deaths, EngineStart, Former, Header, StateFile};
+use crate::state::{self, Before, Caution, Deaths, EngineStart, Former, Header, RosterEntry, StateFile};
 use crate::trace::TraceWriter;
 use anyhow::{Context, Result, bail};
 use exports::Exports;
@@ -187,9 +187,7 @@ fn parts(
         None => ControlServer::start(&options.control).context("control socket")?,
     };
     let trace = trace(options, inherited.is_some())?;
-    if cold_reason.is_some() || servers.is_empty() {
-        give_back(former.servers.clone());
-    }
+    give_back(unused_pools(&former, cold_reason.is_none() && !servers.is_empty()));
     let link = link(&servers, header, inherited.as_mut()).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
@@ -335,6 +333,12 @@ fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
         bail!("--incoming without --incoming-key FILE would give the disks to whoever connects first. {ADVICE}")
     };
     Ok((incoming.endpoint.clone(), key.read().context("--incoming-key")?))
+}
+
+/// Returns the pools of a previous process that this one has no use for: all of them, unless it `goes_on` with the index, of
+/// which the link gives back what it does not need.
+fn unused_pools(former: &Former, goes_on: bool) -> Vec<RosterEntry> {
+    if goes_on { Vec::new() } else { former.servers.clone() }
 }
 
 /// Returns how to start after processes of this name that died by a fault of this program. Also makes this process

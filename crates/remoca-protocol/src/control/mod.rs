@@ -180,7 +180,8 @@ mod tests {
             (set(false), r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
             (
                 set(true),
-                r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"],"at_once":true}"#.to_owned(),
+                r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"],"at_once":true}"#
+                    .to_owned(),
             ),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
