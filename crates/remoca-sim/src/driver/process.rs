@@ -368,7 +368,7 @@ impl World<'_> {
         self.tally.server_lists += 1;
         self.listed = servers.to_vec();
         let servers = servers.iter().map(|server| super::servers::endpoint(*server).to_string()).collect();
-        let at_once = self.tally.server_lists % 2 == 0;
+        let at_once = self.tally.server_lists.is_multiple_of(2);
         self.command(Command::Set { cache_bytes: None, enabled: None, servers: Some(servers), at_once });
     }
 
