@@ -16,7 +16,7 @@ fn start(folder: &Path, servers: &[(&Serve, String)]) -> Program {
     let mut disk = command(REMOCA);
     disk.args(["disk", "--name", "vm", "--cache", "8M", "--control"]).arg(folder.join("control"));
     disk.arg("--disk").arg(format!("image={0},socket={0}.socket", image.display()));
-    servers.iter().for_each(|(_, address)| drop(disk.args(["--server", address])));
+    disk.args(servers.iter().flat_map(|(_, address)| ["--server", address]));
     let mut program = Program::start(&mut disk, &folder.join("disk.log"));
     for (server, _) in servers {
         wait_until("it has a pool", || {
