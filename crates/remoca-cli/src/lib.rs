@@ -5,6 +5,7 @@ mod config;
 mod curve;
 mod disk;
 mod failure;
+mod forget;
 mod generate;
 mod group;
 mod hypervisor;
@@ -42,6 +43,7 @@ enum Command {
     Status(status::StatusArgs),
     Curve(curve::CurveArgs),
     Set(set::SetArgs),
+    Forget(forget::ForgetArgs),
     TakeBack(take_back::TakeBackArgs),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
@@ -65,6 +67,7 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Curve(args) => curve::run(&args),
         Command::Set(args) => set::run(&args),
+        Command::Forget(args) => forget::run(&args),
         Command::TakeBack(args) => take_back::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),

@@ -5,7 +5,7 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_io::address::Endpoint;
-use remoca_protocol::control::{Command, Status};
+use remoca_protocol::control::{Command, PoolStatus, Status};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,10 +37,14 @@ pub struct SetArgs {
     #[arg(long)]
     off: bool,
 
-    /// New list of memory servers, such as tcp:HOST:PORT; may be repeated. Servers that are not named are left at once and get
-    /// their memory back
+    /// New list of memory servers, such as tcp:HOST:PORT; may be repeated. Pools of servers that are not named are drained:
+    /// they get no new pages, and are given back when what they have was read, after ten minutes at most
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "local", "on", "off"])]
     server: Vec<Endpoint>,
+
+    /// With --server: leave servers that are not named at once, with all that is cached there
+    #[arg(long, requires = "server", conflicts_with_all = ["cache", "on", "off"])]
+    now: bool,
 
     /// Let flushes of this disk succeed again after one failed. Only if its image is known to be sound, or was repaired while
     /// the guest was off
@@ -80,11 +84,10 @@ pub fn run(args: &SetArgs) -> Result<()> {
         );
     }
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
-    let (cache_bytes, local_bytes) = (args.cache, args.local);
-    let status = runtime::ask(&socket, Command::Set { cache_bytes, local_bytes, enabled, servers })?;
+    let (cache_bytes, local_bytes, at_once) = (args.cache, args.local, args.now);
+    let status = runtime::ask(&socket, Command::Set { cache_bytes, local_bytes, enabled, servers, at_once })?;
     if !args.server.is_empty() {
-        let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
-        return Ok(writeln!(std::io::stdout(), "{}: servers {}", status.name, servers.join(" "))?);
+        return Ok(write!(std::io::stdout(), "{}", servers_text(&status, &args.name))?);
     }
     let status = settled(&socket, status)?;
     Ok(writeln!(std::io::stdout(), "{}: cache {}", status.name, cache_text(&status))?)
@@ -105,6 +108,23 @@ fn settled(socket: &Path, mut status: Status) -> Result<Status> {
         std::thread::sleep(LOOK_EVERY);
         status = runtime::ask(socket, Command::Status)?;
     }
+}
+
+/// Returns the servers of the VM `name`, and which pools are drained.
+fn servers_text(status: &Status, name: &str) -> String {
+    let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
+    let mut text = format!("{}: servers {}\n", status.name, servers.join(" "));
+    let is_drained = |pool: &&PoolStatus| pool.state == "draining" && !servers.contains(&pool.server.as_str());
+    let drained: Vec<_> = status.pools.iter().filter(is_drained).collect();
+    for pool in &drained {
+        text += &format!("{}: draining, {} left\n", pool.server, show_size(pool.used_bytes));
+    }
+    if !drained.is_empty() {
+        text += &format!(
+            "It takes ten minutes at most; `remoca status {name} -v` shows what is left. The same command with --now leaves at once.\n"
+        );
+    }
+    text
 }
 
 /// Returns the sizes of the cache and its local tier, and why a memory server grants less if it does.

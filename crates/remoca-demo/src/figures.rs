@@ -256,6 +256,8 @@ mod tests {
                 wanted_bytes: 0,
                 granted_bytes: 0,
                 used_bytes: 0,
+                local_wanted_bytes: 0,
+                local_granted_bytes: 0,
                 admission: String::new(),
                 insertion: String::new(),
                 lru_hit_ratio: None,

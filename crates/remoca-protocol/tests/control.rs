@@ -55,6 +55,7 @@ fn pool() -> PoolStatus {
         is_mapped: true,
         generation: "00000000000000ff".into(),
         granted_bytes: 4096,
+        used_bytes: 8192,
         pages_sent: 3,
         pages_requested: 2,
         pages_received: 1,
@@ -119,7 +120,7 @@ fn a_status_is_this_line() {
         r#""notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
         r#""servers":[{"endpoint":"unix:/m","in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
-        r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"generation":"00000000000000ff","granted_bytes":4096,"#,
+        r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"#,
         r#""pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
         r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"admission":"reads","#,
         r#""insertion":"lru","lru_hit_ratio":0.5,"bimodal_hit_ratio":null,"hit_ratio":0.5},"#,
@@ -154,7 +155,7 @@ fn what_a_former_version_did_not_say_has_a_value() {
         r#""agent_heard_s_ago":2,"#,
         r#""shrunk_from_bytes":8192,"guest_sees_size":true,"#,
         r#","guest_bytes":4,"guest_bytes_indexed":5"#,
-        r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"generation":"00000000000000ff","granted_bytes":4096,"pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
+        r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
         r#","migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6"#,
     ];
     for part in later {

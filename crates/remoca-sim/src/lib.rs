@@ -57,13 +57,11 @@ pub enum HostRule {
     MovedIsCold,
     /// A page of the local tier that moves is copied before another one takes its place.
     DemoteFirst,
-    /// The pools of a VM in the memory of different hosts are different ones: each has a generation and a count of its own.
-    LocalGeneration,
 }
 
 impl HostRule {
     /// All rules, with their names.
-    pub const ALL: [(&'static str, Self); 8] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("image-lock", Self::ImageLock),
         ("fence", Self::Fence),
         ("image-unchanged", Self::ImageUnchanged),
@@ -71,7 +69,6 @@ impl HostRule {
         ("local-store", Self::LocalStore),
         ("moved-is-cold", Self::MovedIsCold),
         ("demote-first", Self::DemoteFirst),
-        ("local-generation", Self::LocalGeneration),
     ];
 }
 

@@ -182,6 +182,10 @@ fn server_text(status: &Status) -> String {
 
 fn pool_text(pool: &PoolStatus) -> String {
     let (size, used) = (show_size(pool.granted_bytes), show_size(pool.used_bytes));
+    if pool.state == "draining" {
+        let (server, pages) = (&pool.server, pool.used_bytes / 4096);
+        return format!("{server}: draining, {used} left ({pages} pages): what is read moves to the other servers");
+    }
     let name = if pool.is_local_tier { "local tier" } else { pool.server.as_str() };
     let latency = pool.latency_us.map_or(String::new(), |us| format!(" in {us:.0} us"));
     let mapped = if pool.is_mapped { format!("; {}", mapped_pool(pool)) } else { String::new() };
@@ -297,6 +301,21 @@ mod tests {
         now.latency.read_from_disk.count = 0;
         assert!(text(&now, "helps").ends_with("there is nothing to compare with"));
         assert!(text(&before, "helps").starts_with("not yet: "));
+    }
+
+    #[test]
+    fn details_of_pools() {
+        let pool = json!({"server": "unix:/r", "state": "connected", "is_mapped": false, "generation": "1", "granted_bytes": 8192,
+            "used_bytes": 4096, "pages_sent": 1, "pages_requested": 0, "pages_received": 0, "pages_taken_back": 0});
+        let pool: PoolStatus = serde_json::from_value(pool).unwrap();
+        let mut vm = status(json!({}), [0, 0], [0, 0]);
+        vm.pools = vec![pool.clone(), PoolStatus { state: "draining".into(), ..pool.clone() }];
+        let draining = "unix:/r: draining, 4K left (1 pages): what is read moves to the other servers\n";
+        assert_eq!(text_of(&vm, "pool"), draining, "of the others is nothing to say");
+        vm.pools = vec![PoolStatus { is_mapped: true, pages_taken_back: 2, ..pool }];
+        let mapped = "8K in memory that this process reads and writes by itself; its server is connected; 2 reads found their page \
+                      taken back\n";
+        assert_eq!(text_of(&vm, "pool"), mapped);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::placement::Seat;
 use super::pool_size::Size;
 use super::types::{Action, PoolOffer, ServerNumber};
 use crate::index::CacheIndex;
-use crate::units::{Nanos, PoolIndex};
+use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
@@ -28,6 +28,12 @@ pub(super) enum DrainReason {
 pub(super) struct Drain {
     pub(super) reason: DrainReason,
     pub(super) since: Nanos,
+    /// Number of its pages when it began.
+    pub(super) pages: PageCount,
+    /// Part of the pool's share that the others do not get yet.
+    pub(super) kept: PageCount,
+    /// Time of the next look at what is left in it.
+    pub(super) look_at: Nanos,
 }
 
 /// Pool, with or without a session.
@@ -104,6 +110,12 @@ impl Pool {
     #[inline]
     pub(super) fn is_local(&self) -> bool {
         self.is_local
+    }
+
+    /// Returns the part of the share of a pool that is drained which the others do not get yet.
+    pub(super) fn kept(&self) -> PageCount {
+        let kept = self.drain.filter(|_| self.is_up()).map_or(PageCount(0), |drain| drain.kept);
+        kept.min(self.size.granted())
     }
 
     /// Returns whether the pool is drained for good, because the operator wants its server empty.

@@ -7,7 +7,7 @@
 
 use super::fetches::{Fetch, Fetches};
 use super::local::LocalTier;
-use super::need::{LostPool, Need};
+use super::need::{LostPool, Need, Standing};
 use super::pool::Pool;
 use super::types::{Action, FetchId, PoolSlot, ServerNumber};
 use crate::index::CacheIndex;
@@ -97,6 +97,7 @@ impl Pools {
 
     /// Sets the size that the operator wants of the pools that have a share. They get it from [`Self::share`].
     pub(super) fn want(&mut self, wanted: PageCount) {
+        self.shrink_drained(wanted);
         self.wanted = wanted;
     }
 
@@ -213,21 +214,24 @@ impl Pools {
         })
     }
 
-    /// Expects the lost pools, while there is no session or for some time, if their servers are `listed`. Drops the others.
-    pub(super) fn expect<M>(&mut self, now: Nanos, listed: impl Fn(ServerNumber) -> bool, index: &mut CacheIndex<M>)
-    where
+    /// Expects the lost pools, while there is no session or for some time, if their servers are of use. Drops the others,
+    /// and those of servers that are leaving and have not returned by then.
+    pub(super) fn expect<M>(
+        &mut self,
+        now: Nanos,
+        standing: impl Fn(ServerNumber) -> Standing,
+        index: &mut CacheIndex<M>,
+    ) where
         M: DerefMut<Target = [u32]>,
     {
         let is_alone = !self.has_members();
-        let lost: Vec<_> = self.lost(index).map(|(pool, lost)| (pool.number(), lost.server)).collect();
-        for (number, server) in lost {
-            if !listed(server) {
+        let lost: Vec<_> = self.lost(index).map(|(pool, lost)| (pool.number(), standing(lost.server))).collect();
+        for (number, standing) in lost {
+            let since = &mut self.pool_mut(number).expected_since;
+            *since = if is_alone { Some(now) } else { since.filter(|since| now < since.plus_ns(EXPECT_NS)) };
+            let is_expected = since.is_some();
+            if standing == Standing::Gone || standing == Standing::Leaving && !is_expected {
                 self.forget(number, index);
-            } else if is_alone {
-                self.pool_mut(number).expected_since = Some(now);
-            } else {
-                let since = &mut self.pool_mut(number).expected_since;
-                *since = since.filter(|since| now < since.plus_ns(EXPECT_NS));
             }
         }
     }

@@ -27,6 +27,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pools.share(now, &mut self.index, &mut self.actions);
     }
 
+    /// Gives up the slots from `npages` on of the pool at `server`, which takes their memory back. The session goes on, and
+    /// others are asked for what is missing. The driver has stopped using these slots, and answers the server.
+    pub fn handle_taken_back(&mut self, now: Nanos, server: ServerNumber, npages: PageCount) {
+        let Some(number) = self.pools.at(server) else { return };
+        self.stats.pools_cut += 1;
+        let turn = (Some(server), self.pools.slots_each());
+        let pool = self.pools.pool_mut(number);
+        let had = pool.size.granted();
+        pool.size.take_back(now, npages, turn, &mut self.index, &mut self.actions);
+        self.note_size(now, number, had);
+        self.placement.look_soon();
+    }
+
     /// Asks for another size, at once or after a pause. `server`, which refused, could grant `available` more pages.
     pub fn handle_size_refused(&mut self, now: Nanos, server: ServerNumber, available: PageCount) {
         let Some(number) = self.pools.at(server) else { return };

@@ -1,19 +1,25 @@
 //! Sessions with memory servers: where pools are placed, and what begins and ends with a session.
 
-use super::need::Choice;
+use super::need::{Choice, Standing};
 use super::pool::DrainReason;
 use super::{Action, DiskEngine, Leaving, PoolOffer, ServerNumber};
 use crate::index::Pool;
 use crate::rules::Rule;
-use crate::units::{Nanos, PoolIndex};
+use crate::units::{Nanos, PageCount, PoolIndex};
 use std::ops::DerefMut;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets the memory servers that may have pools, in any order. The pools of all others are given back at once, or drained:
-    /// they take no new pages, and are given back once the others have their share.
+    /// they take no new pages, and are given back once the others have their share. A drained pool that was lost, or was
+    /// found by [`Self::resume`], may return. [`Self::has_server`] says how long its server may be asked.
     pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber], leaving: Leaving) {
         let pools = &self.pools;
-        self.placement.replace(now, servers, |server| pools.at(server).is_some(), &mut self.actions);
+        let with_pool = self.index.pools().map(|(_, pool)| ServerNumber(pool.server));
+        let local = self.pools.local.server();
+        let is_drained =
+            |server: &ServerNumber| leaving == Leaving::Drained && !servers.contains(server) && local != Some(*server);
+        let drained: Vec<_> = with_pool.filter(is_drained).collect();
+        self.placement.replace(now, servers, &drained, |server| pools.at(server).is_some(), &mut self.actions);
         for number in self.numbers_up() {
             let pool = self.pools.pool(number);
             let Some(server) = pool.server().filter(|_| !pool.is_local()) else { continue };
@@ -25,7 +31,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             } else if leaving == Leaving::AtOnce {
                 self.leave(now, number);
             } else {
-                self.pools.drain(now, number, DrainReason::Unlisted);
+                self.drain(now, number, DrainReason::Unlisted);
             }
         }
         self.place(now);
@@ -54,6 +60,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         } else if let Some(lost) = self.pools.local.server() {
             self.pools.forget_at(lost, &mut self.index);
         }
+    }
+
+    /// Returns whether the server is in the list, or has the local tier, or a pool that is drained. No other server is asked
+    /// or used.
+    pub fn has_server(&self, server: ServerNumber) -> bool {
+        self.placement.has(server) || self.pools.local.is_at(server)
+    }
+
+    fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason) {
+        self.pools.drain(now, number, reason, PageCount(self.index.pool_slot_counts(number).used));
     }
 
     /// Stores the `offer` of a server that was asked (`None`: there is no connection), and starts a session if a server
@@ -127,8 +143,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub(super) fn place(&mut self, now: Nanos) {
         self.drain_slow(now);
         self.pools.local.ask(now, &mut self.actions);
+        self.pools.look_at_drained(now, &self.index);
         let placement = &self.placement;
-        self.pools.expect(now, |server| placement.has(server), &mut self.index);
+        self.pools.expect(now, |server| placement.standing(now, server), &mut self.index);
         let need = self.pools.need(&self.index);
         let without: Vec<_> = self.placement.without_lost_pool(&need).collect();
         self.pools.give_up_at(&without, &self.index);
@@ -147,6 +164,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.leave(now, number);
         }
         self.pools.share(now, &mut self.index, &mut self.actions);
+        let index = &self.index;
+        self.placement.forget_left(|server| index.pool_of(server.0).is_some(), &mut self.actions);
     }
 
     /// Measures the servers with pools, and drains a pool that is much slower than the others.
@@ -159,7 +178,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         if let Some(slow) = self.pools.find_slow(now, latency_ns) {
             self.stats.pool_drains += 1;
-            self.pools.drain(now, slow, DrainReason::Slow);
+            self.drain(now, slow, DrainReason::Slow);
         }
     }
 
@@ -199,6 +218,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.pools.replace_lost(server, &mut self.index);
         }
         self.pools.pool_mut(number).begin_session(seat, now, &offer, is_warm, is_local);
+        if !is_local && self.placement.standing(now, server) != Standing::Listed {
+            self.drain(now, number, DrainReason::Unlisted);
+        }
         if !is_warm && !is_local {
             self.stats.pool_joins += u64::from(!is_first);
             self.pools.join(number);

@@ -74,7 +74,7 @@ impl Pools {
             pool.size.set_share(share.size);
             pool.size.keep_up(server, slots, index, actions);
         }
-        self.share_drained(wanted, slots, index, actions);
+        self.share_drained(self.wanted_without_lost(index), slots, index, actions);
     }
 
     /// Gives the local tier what is wanted of it, as far as its server is believed to give it.
@@ -112,8 +112,15 @@ impl Pools {
         Share { size: size.share(), limit: size.limit() }
     }
 
-    /// Returns what is wanted of the pools with a session: lost ones that are expected keep their size.
+    /// Returns what is wanted of the pools with a session: lost ones that are expected keep their size, and drained ones
+    /// what is not read yet.
     fn wanted_of_members<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
+        let wanted = u64::from(self.wanted_without_lost(index).0).saturating_sub(self.kept_by_drained());
+        PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
+    }
+
+    /// Returns what is wanted of all pools with a session.
+    fn wanted_without_lost<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
         let wanted = u64::from(self.wanted().0).saturating_sub(self.expected_slots(index));
         PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
     }

@@ -119,4 +119,6 @@ counters! {
     pool_drains,
     /// Slots given up because their page was in transit when a connection was lost.
     lost_sends,
+    /// Times that a server took back memory of a mapped pool, whose session went on.
+    pools_cut,
 }

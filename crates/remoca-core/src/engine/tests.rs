@@ -3,6 +3,7 @@
 //! The simulator (`remoca-sim`) drives the same engine with millions of random events; these tests say what each rule means.
 
 mod curves;
+mod drains;
 mod frames;
 mod hedging;
 mod link;

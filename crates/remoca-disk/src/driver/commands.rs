@@ -8,6 +8,7 @@ use super::tiers::TierSizes;
 use super::vm::Vm;
 use crate::endpoints::Endpoints;
 use crate::link::ServerLink;
+use remoca_core::engine::Leaving;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::control::{ControlRequest, ControlServer};
@@ -79,11 +80,14 @@ impl Driver {
             Command::Set { .. } if !self.migration.serves() => {
                 Err("its disks are with another process, and so is its cache".into())
             }
-            Command::Set { servers: None, cache_bytes, local_bytes, enabled } => {
+            Command::Set { servers: None, at_once: true, .. } => {
+                Err("only servers are left at once: name those that stay".into())
+            }
+            Command::Set { servers: None, cache_bytes, local_bytes, enabled, .. } => {
                 self.set_cache(*cache_bytes, *local_bytes, *enabled)
             }
-            Command::Set { servers: Some(servers), cache_bytes: None, local_bytes: None, enabled: None } => {
-                self.set_servers(servers)
+            Command::Set { servers: Some(servers), cache_bytes: None, local_bytes: None, enabled: None, at_once } => {
+                self.set_servers(servers, if *at_once { Leaving::AtOnce } else { Leaving::Drained })
             }
             Command::Rescan => Err("it is answered when all images have told their sizes".into()),
             Command::Upgrade { .. } | Command::RemoveDisk { .. } => {
@@ -120,15 +124,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Replaces the list of memory servers. If the pool is on a server that is no longer listed, it leaves that server
-    /// at once and gives its memory back.
-    fn set_servers(&mut self, servers: &[String]) -> Result<(), String> {
+    /// Replaces the list of memory servers. Pools on servers that are no longer listed are drained, or given back at once.
+    fn set_servers(&mut self, servers: &[String], leaving: Leaving) -> Result<(), String> {
         let Some(link) = self.vm.servers.link_mut() else { return Err(NO_SERVER.into()) };
         let listed = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
         let endpoints = Endpoints { listed, ..link.endpoints() };
         link.replace(&endpoints).map_err(|error| error.to_string())?;
         self.vm.keep_settings();
-        self.vm.tell_servers();
+        self.vm.tell_servers(leaving);
         Ok(())
     }
 
@@ -153,7 +156,7 @@ impl Driver {
         vm.fit_index(self.migration.is_idle());
         narrow::passes("resize-begun");
         vm.execute();
-        vm.tell_servers();
+        vm.tell_servers(Leaving::Drained);
         narrow::passes("resize-done");
         Ok(())
     }
@@ -179,7 +182,9 @@ impl Driver {
 
     /// Returns whether `command` has to wait for a larger index. Requests that index if it is needed.
     fn waits_for_index(&mut self, command: &Command) -> bool {
-        let Command::Set { servers: None, cache_bytes, local_bytes, enabled } = command else { return false };
+        let Command::Set { servers: None, cache_bytes, local_bytes, enabled, at_once: false } = command else {
+            return false;
+        };
         let Ok(sizes) = self.sizes_after(*cache_bytes, *local_bytes) else { return false };
         let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
         let size = sizes.sum();

@@ -54,6 +54,7 @@ pub use migration::Migration;
 use operator::Operator;
 pub use parts::Parts;
 pub use poller::Source;
+use remoca_core::engine::Leaving;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
 use remoca_protocol::control::Status;
@@ -145,7 +146,8 @@ impl Driver {
             // Since the disks were opened.
             self.vm.fit_index(self.migration.is_idle());
         }
-        self.vm.tell_servers();
+        // What a former process has drained, or has elsewhere than the options say now.
+        self.vm.tell_servers(Leaving::Drained);
         Ok(())
     }
 

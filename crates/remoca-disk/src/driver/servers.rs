@@ -223,6 +223,7 @@ impl Servers {
     pub(super) fn tell_shortage(&mut self, engine: &DiskEngine<IndexMemory>) {
         let status = engine.status();
         let servers = self.link.as_ref().map_or(0, |link| link.servers().len());
+        // What is drained is granted until others have it.
         let are_asked = status.pools.len() == servers && status.pools.iter().all(|pool| pool.granted == pool.wanted);
         let (granted, wanted) = (
             TierSizes { cache: status.granted, local: status.local_granted },
@@ -364,6 +365,7 @@ impl Hearing {
                 self.is_sized = true;
                 engine.handle_sized(now, server, npages);
             }
+            Frame::TakeBack { npages } => engine.handle_taken_back(now, server, npages),
             Frame::Error(error) => match error.code {
                 ErrorCode::NotFound => engine.handle_missing(now, server, FetchId(error.request.0)),
                 ErrorCode::NoMemory | ErrorCode::Quota => {

@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::vm::Vm;
 use super::warmth::failed_flush;
 use crate::link::{KnownServer, ServerLink, Session};
-use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency, ServerNumber};
+use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, MemoryStatus, MigrationStatus, NormalLatency,
@@ -107,23 +107,29 @@ fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
 }
 
 fn pools(link: &ServerLink, engine: &EngineStatus) -> Vec<PoolStatus> {
-    let endpoint = |number: ServerNumber| link.servers().iter().find(|server| server.number == number);
-    let of_engine = |session: &Session| engine.pools.iter().find(|pool| pool.server == session.server());
-    let status = |session: &Session| PoolStatus {
-        // A session never outlives its server's place in the list by more than the engine's next action.
-        server: endpoint(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
-        state: if session.socket_fd().is_some() { "connected".into() } else { "away".into() },
-        is_mapped: session.is_mapped(),
-        is_local_tier: of_engine(session).is_some_and(|pool| pool.is_local),
-        generation: format!("{:016x}", session.generation()),
-        granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
-        used_bytes: of_engine(session).map_or(0, |pool| u64::from(pool.slots.used) * PAGE_SIZE_U64),
-        hits: of_engine(session).map_or(0, |pool| pool.hits),
-        latency_us: of_engine(session).and_then(|pool| pool.hedging.server).map(|latency| micros(latency.p50_ns)),
-        pages_sent: session.traffic().sent,
-        pages_requested: session.traffic().requested,
-        pages_received: session.traffic().received,
-        pages_taken_back: session.traffic().taken_back,
+    let status = |session: &Session| {
+        let pool = engine.pools.iter().find(|pool| pool.server == session.server());
+        let state = match (pool.is_some_and(|pool| pool.is_draining), session.socket_fd()) {
+            (true, _) => "draining",
+            (false, Some(_)) => "connected",
+            (false, None) => "away",
+        };
+        let latency = pool.and_then(|pool| pool.hedging.server);
+        PoolStatus {
+            server: link.known(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
+            state: state.into(),
+            is_mapped: session.is_mapped(),
+            is_local_tier: pool.is_some_and(|pool| pool.is_local),
+            generation: format!("{:016x}", session.generation()),
+            granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
+            used_bytes: pool.map_or(0, |pool| u64::from(pool.slots.used) * PAGE_SIZE_U64),
+            hits: pool.map_or(0, |pool| pool.hits),
+            latency_us: latency.map(|latency| micros(latency.p50_ns)),
+            pages_sent: session.traffic().sent,
+            pages_requested: session.traffic().requested,
+            pages_received: session.traffic().received,
+            pages_taken_back: session.traffic().taken_back,
+        }
     };
     link.sessions().iter().map(status).collect()
 }

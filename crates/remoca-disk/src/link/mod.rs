@@ -5,10 +5,12 @@
 //! established connection. The engine decides which server is asked, and which connections become sessions. The engine's
 //! send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are; the engine
 //! interprets them. Each server has a token of its own, so a token that strangers learn names no pool on another server.
+//! A server that is taken out of the list keeps number and token as long as the engine drains its pool.
 
 mod answers;
 mod away;
 mod connect;
+mod leaving;
 mod mapped;
 mod memory;
 mod rejoin;
@@ -16,7 +18,7 @@ mod session;
 mod sessions;
 
 pub use away::{KeptPool, News};
-pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe};
+pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe, return_pool};
 pub use memory::PoolMemory;
 pub use session::{Received, Session, Size, Traffic};
 
@@ -52,18 +54,24 @@ pub struct KnownServer {
     error: Option<LinkError>,
     /// When the server last answered, and how many pages it could give then.
     pub answered: Option<(Instant, PageCount)>,
+    /// Whether it was taken out of the list, and the engine may still have a pool there.
+    leaves: bool,
+    /// Whether it was told that this process has no pool there.
+    is_told: bool,
 }
 
 impl From<RosterEntry> for KnownServer {
-    fn from(RosterEntry { number, endpoint, token, epoch, sends }: RosterEntry) -> Self {
-        Self { number, endpoint, token, epoch, sends, kept: None, error: None, answered: None }
+    fn from(RosterEntry { number, endpoint, token, epoch, sends, leaves }: RosterEntry) -> Self {
+        let (kept, error, answered, is_told) = (None, None, None, false);
+        Self { number, endpoint, token, epoch, sends, kept, error, answered, leaves, is_told }
     }
 }
 
 impl KnownServer {
     fn entry(&self) -> RosterEntry {
         let (endpoint, token) = (self.endpoint.clone(), self.token);
-        RosterEntry { number: self.number, endpoint, token, epoch: self.epoch, sends: self.sends }
+        let Self { number, epoch, sends, leaves, .. } = *self;
+        RosterEntry { number, endpoint, token, epoch, sends, leaves }
     }
 
     /// Returns why the server could not be used when it was last tried, or why its last session ended. Returns `None`
@@ -77,7 +85,7 @@ impl KnownServer {
 /// The link to the memory servers.
 pub struct ServerLink {
     network: Arc<dyn Network>,
-    /// The servers, that of the local tier last.
+    /// The listed servers, in the operator's order, that of the local tier, and after them those that leave.
     servers: Vec<KnownServer>,
     local: Option<Endpoint>,
     numbers: u32,
@@ -96,7 +104,7 @@ pub struct ServerLink {
 
 impl ServerLink {
     /// Returns a link to these servers over `network`, without a connection. Restores the tokens and epochs that a
-    /// previous process kept in `header`, and keeps its own there.
+    /// previous process kept in `header`, and keeps its own there. Other servers of that process leave.
     ///
     /// # Errors
     /// If the system provides no eventfd or random numbers, or the servers are not valid ([`Endpoints::check`]).
@@ -179,7 +187,8 @@ impl ServerLink {
         self.servers.iter().map(name).collect()
     }
 
-    /// Replaces the servers. Those that stay keep their numbers and tokens.
+    /// Replaces the servers. Those that stay keep their numbers and tokens. Those that are no longer named leave: they keep
+    /// them until [`Self::forget_left`] is told that they have no pool.
     ///
     /// # Errors
     /// As for [`Self::start`]; then nothing has changed.
@@ -191,23 +200,25 @@ impl ServerLink {
         for (endpoint, token) in new.into_iter().zip(tokens) {
             let (number, endpoint) = (ServerNumber(self.numbers), endpoint.clone());
             self.numbers += 1;
-            self.servers.push(RosterEntry { number, endpoint, token, epoch: 0, sends: 0 }.into());
+            self.servers.push(RosterEntry { number, endpoint, token, epoch: 0, sends: 0, leaves: false }.into());
         }
-        self.servers.retain(|server| endpoints.position(&server.endpoint).is_some());
-        self.servers.sort_by_key(|server| endpoints.position(&server.endpoint));
+        for server in &mut self.servers {
+            server.leaves = endpoints.position(&server.endpoint).is_none();
+        }
+        self.servers.sort_by_key(|server| endpoints.position(&server.endpoint).unwrap_or(usize::MAX));
         self.local.clone_from(&endpoints.local);
         self.keep();
         Ok(())
     }
 
-    /// Returns the servers, in the operator's order and that of the local tier last.
+    /// Returns the servers that do not leave, in the operator's order and that of the local tier last.
     pub fn servers(&self) -> &[KnownServer] {
-        &self.servers
+        &self.servers[..self.servers.partition_point(|server| !server.leaves)]
     }
 
     /// Returns the addresses of the servers.
     pub fn endpoints(&self) -> Endpoints {
-        let listed = self.servers.iter().filter(|server| !self.is_local(server));
+        let listed = self.servers().iter().filter(|server| !self.is_local(server));
         Endpoints { listed: listed.map(|server| server.endpoint.clone()).collect(), local: self.local.clone() }
     }
 
@@ -217,14 +228,16 @@ impl ServerLink {
     }
 
     /// Returns the server of the session that began last, of another session if that one has ended, or of the last one if
-    /// there is no session. If that server is no longer listed, returns the first of the list.
+    /// there is no session: of the list, or a server that leaves if no other has a session. Otherwise returns the first of
+    /// the list.
     pub fn current(&self) -> Option<&KnownServer> {
-        let listed = |number: ServerNumber| self.servers.iter().find(|server| server.number == number);
+        let is_there = |server: &&KnownServer| self.sessions.contains(server.number) && !self.is_local(server);
+        let is_latest = |server: &&KnownServer| Some(server.number) == self.latest;
+        let with_session = || self.servers().iter().filter(is_there);
+        let with_session = with_session().find(is_latest).or_else(|| with_session().next());
+        let with_session = with_session.or_else(|| self.servers.iter().find(is_there));
         // The local tier is in front of all of them.
-        let is_listed = |server: &ServerNumber| listed(*server).is_some_and(|server| !self.is_local(server));
-        let (latest, any) = (self.latest.filter(is_listed), self.sessions.next(None));
-        let with_session = latest.filter(|server| self.sessions.contains(*server)).or(any);
-        with_session.or(latest).and_then(listed).or(self.servers.first())
+        with_session.or_else(|| self.servers().iter().find(is_latest)).or(self.servers.first())
     }
 
     /// Returns whether there is a session with this server, so that it has a pool.
@@ -289,6 +302,7 @@ impl ServerLink {
     pub fn release(&mut self, number: ServerNumber) {
         if let Some(socket) = self.take_waiting(number).and_then(|waiting| waiting.socket) {
             self.network.say_goodbye(socket, bye());
+            self.note_told(number);
         }
     }
 
@@ -311,12 +325,16 @@ impl ServerLink {
         self.keep_sends(&session);
         self.rejoins.end(number);
         match self.server(number) {
+            Some(KnownServer { endpoint, leaves: true, .. }) => {
+                tracing::info!("left the memory server at {endpoint}: its pool is drained");
+            }
             Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
         // A server that is away frees the pool after its grace time.
         if let (Some(socket), left) = session.leave() {
             self.network.say_goodbye(socket, left);
+            self.note_told(number);
         }
     }
 

@@ -188,8 +188,7 @@ fn parts(
         None => ControlServer::start(&options.control).context("control socket")?,
     };
     let trace = trace(options, inherited.is_some())?;
-    let kept = if cold_reason.is_none() { cache.endpoints.clone() } else { Endpoints::default() };
-    give_back(pools_of_others(&former, &kept));
+    give_back(unused_pools(&former, cold_reason.is_none() && !cache.endpoints.are_none()));
     let link = link(&cache.endpoints, header, inherited.as_mut()).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
@@ -338,9 +337,10 @@ fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
     Ok((incoming.endpoint.clone(), key.read().context("--incoming-key")?))
 }
 
-/// Returns the pools of a previous process, except those on servers that are `kept`.
-fn pools_of_others(former: &Former, kept: &Endpoints) -> impl Iterator<Item = RosterEntry> {
-    former.servers.iter().filter(|pool| !kept.iter().any(|endpoint| *endpoint == pool.endpoint)).cloned()
+/// Returns the pools of a previous process that this one has no use for: all of them, unless it `goes_on` with the index, of
+/// which the link gives back what it does not need.
+fn unused_pools(former: &Former, goes_on: bool) -> Vec<RosterEntry> {
+    if goes_on { Vec::new() } else { former.servers.clone() }
 }
 
 /// Returns how to start after processes of this name that died by a fault of this program. Also makes this process

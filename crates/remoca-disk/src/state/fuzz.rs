@@ -71,6 +71,7 @@ fn entry(number: u32, endpoint: &str) -> RosterEntry {
         token: Token([9; 16]),
         epoch: 3,
         sends: 4,
+        leaves: true,
     }
 }
 

@@ -48,8 +48,10 @@ const AT_LOCAL: usize = 13;
 /// Bytes of an endpoint that fit into the record of its server.
 const ENDPOINT_MAX: usize = 35 * 8;
 
-/// Word of a server's record. Those of former programs of this version are 0, and have no mapped pools.
+/// Words of a server's record. Those of former programs of this version are 0: they have no mapped pools, and do not keep
+/// what they drain.
 const SERVER_SENDS: usize = 40;
+const SERVER_LEAVES: usize = 41;
 
 const DISK: usize = 16;
 const DISK_SEEN: usize = 4;
@@ -98,6 +100,8 @@ pub struct RosterEntry {
     pub epoch: u64,
     /// Number of pages that this process, and those before it, have written to mapped pools there.
     pub sends: u64,
+    /// Whether it was taken out of the list, and its pool is drained.
+    pub leaves: bool,
 }
 
 /// The current values of what `remoca set` can change. The servers are in the roster.
@@ -404,6 +408,7 @@ impl Header {
             token: Token(self.pair(at + 1)),
             epoch: self.get(at + 3),
             sends: if self.shape.server > SERVER_SENDS { self.get(at + SERVER_SENDS) } else { 0 },
+            leaves: self.shape.server > SERVER_LEAVES && self.get(at + SERVER_LEAVES) == 1,
         })
     }
 
@@ -426,17 +431,23 @@ impl Header {
             self.set(at + 5 + i, u64::from_le_bytes(bytes));
         }
         self.set_sends(slot, entry.sends);
+        self.set(at + SERVER_LEAVES, entry.leaves.into());
         self.set(at, u64::from(entry.number.0) + 1);
     }
 
-    /// Records the epoch of the server in `slot`. Called before the epoch is used.
+    /// Records the epoch of the server in `slot`, if there is such a slot. Called before the epoch is used.
     pub fn set_epoch(&self, slot: usize, epoch: u64) {
-        self.set(self.server_at(slot) + 3, epoch);
+        if slot < SERVERS_MAX {
+            self.set(self.server_at(slot) + 3, epoch);
+        }
     }
 
-    /// Records how many pages were written to mapped pools of the server in `slot`. Called after they are written.
+    /// Records how many pages were written to mapped pools of the server in `slot`, if there is such a slot. Called after
+    /// they are written.
     pub fn set_sends(&self, slot: usize, sends: u64) {
-        self.set(self.server_at(slot) + SERVER_SENDS, sends);
+        if slot < SERVERS_MAX {
+            self.set(self.server_at(slot) + SERVER_SENDS, sends);
+        }
     }
 }
 

@@ -40,7 +40,14 @@ fn empty() -> Header {
 
 fn entry(number: u8, endpoint: &str) -> RosterEntry {
     let (endpoint, token) = (endpoint.parse().unwrap(), Token([number; 16]));
-    RosterEntry { number: ServerNumber(number.into()), endpoint, token, epoch: u64::from(number) << 40, sends: 5 }
+    RosterEntry {
+        number: ServerNumber(number.into()),
+        endpoint,
+        token,
+        epoch: u64::from(number) << 40,
+        sends: 5,
+        leaves: number % 2 == 1,
+    }
 }
 
 #[test]

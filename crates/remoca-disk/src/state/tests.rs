@@ -35,6 +35,7 @@ fn entry(number: u32, endpoint: &str) -> RosterEntry {
         token: Token([u8::try_from(number).unwrap(); 16]),
         epoch: u64::from(number) << 33,
         sends: u64::from(number) + 1,
+        leaves: false,
     }
 }
 

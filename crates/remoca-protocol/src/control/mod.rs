@@ -44,8 +44,8 @@ pub enum Command {
         /// Size of the cache in bytes, a multiple of 4096.
         #[serde(default)]
         cache_bytes: Option<u64>,
-        /// Size of the local tier in bytes, a multiple of 4096; 0 for none.
-        #[serde(default)]
+        /// Size of the local tier in bytes, a multiple of 4096; 0 for none. Older processes do not know it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         local_bytes: Option<u64>,
         /// Whether the cache is on. Switching it off drops all cached pages; switching it on starts cold.
         #[serde(default)]
@@ -53,6 +53,9 @@ pub enum Command {
         /// Addresses of the memory servers, which replace the current ones.
         #[serde(default)]
         servers: Option<Vec<String>>,
+        /// Whether servers that are not among them are left at once. Otherwise their pools are drained first.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        at_once: bool,
     },
     /// Returns the status after the sizes of all images have been measured.
     Rescan,
@@ -166,16 +169,25 @@ mod tests {
 
     #[test]
     fn commands_are_these_lines() {
-        let servers = Some(vec!["unix:/s".into()]);
-        let set = Command::Set { cache_bytes: Some(1 << 30), local_bytes: Some(0), enabled: None, servers };
+        let set = |at_once| Command::Set {
+            cache_bytes: Some(1 << 30),
+            local_bytes: Some(0),
+            enabled: None,
+            servers: Some(vec!["unix:/s".into()]),
+            at_once,
+        };
         let key = "0123456789abcdef".repeat(4);
         let migrate = Command::Migrate { to: "tcp:h:1".into(), key: key.parse().unwrap() };
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
             (Command::Curve { disk: Some("a".into()) }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
             (
-                set,
-                r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"]}"#
+                set(false),
+                r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"]}"#.to_owned(),
+            ),
+            (
+                set(true),
+                r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"],"at_once":true}"#
                     .to_owned(),
             ),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),

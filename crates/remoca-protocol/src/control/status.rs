@@ -89,7 +89,9 @@ pub struct KnownServerStatus {
 pub struct PoolStatus {
     /// Endpoint of the server that has the pool.
     pub server: String,
-    /// "connected", or "away" while the server of a mapped pool cannot be reached: the pool is in use all that time.
+    /// "connected"; "draining" if no page enters the pool any more, because its server was taken out of the list or is much
+    /// slower than the others; or "away" while the server of a mapped pool cannot be reached: the pool is in use all that
+    /// time.
     pub state: String,
     /// Whether the pool is in memory of this host that the process reads and writes by itself.
     pub is_mapped: bool,
@@ -100,7 +102,7 @@ pub struct PoolStatus {
     pub generation: String,
     /// Size that the server granted last.
     pub granted_bytes: u64,
-    /// Part of it that holds pages.
+    /// Part of it that holds pages. A pool that is drained is given back when nothing is.
     #[serde(default)]
     pub used_bytes: u64,
     /// Blocks that the guest received from the pool.

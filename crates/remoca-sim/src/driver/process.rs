@@ -357,12 +357,14 @@ impl World<'_> {
     pub(super) fn resize(&mut self, pages: u32) {
         self.note(|| format!("the operator sets the cache to {pages} pages"));
         let cache_bytes = (pages > 0).then_some(u64::from(pages) * PAGE_SIZE_U64);
-        self.command(Command::Set { cache_bytes, local_bytes: None, enabled: Some(pages > 0), servers: None });
+        let enabled = Some(pages > 0);
+        self.command(Command::Set { cache_bytes, local_bytes: None, enabled, servers: None, at_once: false });
     }
 
     pub(super) fn enable(&mut self, is_on: bool) {
         self.note(|| format!("the operator switches the cache: {is_on}"));
-        self.command(Command::Set { cache_bytes: None, local_bytes: None, enabled: Some(is_on), servers: None });
+        let enabled = Some(is_on);
+        self.command(Command::Set { cache_bytes: None, local_bytes: None, enabled, servers: None, at_once: false });
     }
 
     pub(super) fn list_servers(&mut self, servers: &[usize]) {
@@ -370,7 +372,8 @@ impl World<'_> {
         self.tally.server_lists += 1;
         self.listed = servers.to_vec();
         let servers = servers.iter().map(|server| super::servers::endpoint(*server).to_string()).collect();
-        self.command(Command::Set { cache_bytes: None, local_bytes: None, enabled: None, servers: Some(servers) });
+        let (servers, at_once) = (Some(servers), self.tally.server_lists.is_multiple_of(2));
+        self.command(Command::Set { cache_bytes: None, local_bytes: None, enabled: None, servers, at_once });
     }
 
     /// Checks, at the end of a process, what it reports about itself.

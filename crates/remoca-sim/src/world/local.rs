@@ -49,9 +49,8 @@ impl LocalTier {
     }
 
     /// Returns the pool on a host, whose generation is that of no other host.
-    fn pool(&mut self, host: usize, generations_differ: bool) -> &mut Pool {
-        let first = if generations_differ { host as u64 * 1_000_000 + 1 } else { 1 };
-        self.pools.entry(host).or_insert_with(|| Pool::of_generation(first))
+    fn pool(&mut self, host: usize) -> &mut Pool {
+        self.pools.entry(host).or_insert_with(|| Pool::of_generation(host as u64 * 1_000_000 + 1))
     }
 
     /// Ends the session with its process, which has counted the pages that were written in events before this one, or all of
@@ -84,9 +83,8 @@ impl LocalTier {
 
 impl World<'_> {
     fn local_pool(&mut self) -> &mut Pool {
-        let differ = self.holds(HostRule::LocalGeneration);
         let host = self.vm.host;
-        self.vm.local.pool(host, differ)
+        self.vm.local.pool(host)
     }
 
     /// Sends an admitted page to its slot, and the page that is there to another one before, if that moves.
@@ -262,9 +260,8 @@ impl World<'_> {
         }
         if let Some(count) = taken {
             self.note(None, || format!("the local server takes up to {count} pages back"));
-            let differ = self.holds(HostRule::LocalGeneration);
             let (host, vm) = (self.vm.host, &mut self.vm);
-            vm.local.pool(host, differ).take(count, &mut self.random);
+            vm.local.pool(host).take(count, &mut self.random);
             return;
         }
         self.vm.local.gone_until = self.now.plus_ns(gone_ns);

@@ -385,20 +385,19 @@ impl<'a> World<'a> {
     /// Sets the operator's list to the servers whose bits are set.
     fn set_servers(&mut self, bits: u32) -> Outcome {
         let leaving = if self.random.one_in(2) { Leaving::Drained } else { Leaving::AtOnce };
-        for server in 0..self.donors.len() {
-            // One that is drained keeps its number, because it may be listed again before its pool is given back.
-            let is_drained = leaving == Leaving::Drained && self.vm.wires.iter().any(|wire| wire.server == server);
-            if self.vm.listed >> server & 1 == 1 && bits >> server & 1 == 0 && !is_drained {
-                self.vm.listings[server] += 1;
-            }
-        }
-        self.vm.listed = bits;
+        let listed = std::mem::replace(&mut self.vm.listed, bits);
         if !self.vm.up {
             return Ok(());
         }
         let servers = self.listed_servers();
         self.note(None, || format!("the servers are {servers:?}, others are {leaving:?}"));
         self.vm.engine.set_servers(self.clock(), &servers, leaving);
+        for server in (0..self.donors.len()).filter(|server| listed & !bits >> server & 1 == 1) {
+            // One that is drained keeps its number, because it may be listed again before its pool is given back.
+            if !self.vm.engine.has_server(self.vm.server_number(server)) {
+                self.vm.listings[server] += 1;
+            }
+        }
         self.execute()
     }
 

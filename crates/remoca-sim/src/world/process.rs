@@ -171,18 +171,19 @@ impl World<'_> {
     pub(super) fn start_process(&mut self) -> Outcome {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
         let moved = self.vm.moved.take();
+        let leaving = if moved.is_some() { Leaving::AtOnce } else { Leaving::Drained };
         let origin = moved.as_ref().map_or(Origin::Own, |moved| Origin::Stranger(moved));
         match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words, origin)) {
             Some((engine, fuse)) => self.start_warm(engine, fuse)?,
             None => self.start_cold(),
         }
-        if moved.is_some() && self.holds(HostRule::LocalGeneration) {
+        if moved.is_some() {
             self.vm.local.forget_counts();
         }
         let servers = self.listed_servers();
         let local = (self.vm.machine.local > 0).then_some(LOCAL);
         self.vm.engine.set_local_server(self.clock(), local);
-        self.vm.engine.set_servers(self.clock(), &servers, Leaving::AtOnce);
+        self.vm.engine.set_servers(self.clock(), &servers, leaving);
         self.execute()?;
         self.hand_over_all()
     }

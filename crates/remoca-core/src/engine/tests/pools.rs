@@ -1,12 +1,11 @@
-//! Several pools at once: what is lost with one of them, how they share the cache, and how one is drained.
+//! Several pools at once: what is lost with one of them, and how they share the cache.
 
-use super::placement::{A, B, C, D, E, SECOND, of_size, room, size};
+use super::placement::{A, B, C, D, E, SECOND, of_size, room};
 use super::*;
-use crate::units::PoolSet;
 use std::collections::BTreeMap;
 
 /// Number of pages of each of the four servers.
-const PART: u32 = 25;
+pub(super) const PART: u32 = 25;
 
 /// A cache whose servers are modelled: what each has in each slot.
 pub(super) struct Cluster {
@@ -21,7 +20,7 @@ pub(super) fn config_of(pages: u32) -> EngineConfig {
 
 impl Cluster {
     /// Makes a cache of `pages` pages on servers that have the memory given with them.
-    fn new(pages: u32, servers: &[(ServerNumber, u32)]) -> Self {
+    pub(super) fn new(pages: u32, servers: &[(ServerNumber, u32)]) -> Self {
         Self::of(config_of(pages), servers)
     }
 
@@ -38,7 +37,7 @@ impl Cluster {
     }
 
     /// Makes a full cache on four servers that could give up to `room` pages. Returns it with what each server caches: blocks by server.
-    fn four(room: u32) -> (Self, BTreeMap<ServerNumber, Vec<u64>>) {
+    pub(super) fn four(room: u32) -> (Self, BTreeMap<ServerNumber, Vec<u64>>) {
         let mut cluster = Self::new(4 * PART, &[(A, PART), (B, PART), (C, PART), (D, PART)]);
         assert_eq!(cluster.granted(), [PART; 4]);
         for number in [0, 1, 2, 3].map(PoolIndex) {
@@ -56,7 +55,7 @@ impl Cluster {
     }
 
     /// Returns the sizes that were granted, by the numbers of the pools.
-    fn granted(&self) -> Vec<u32> {
+    pub(super) fn granted(&self) -> Vec<u32> {
         self.bench.engine.status().pools.iter().map(|pool| pool.granted.0).collect()
     }
 
@@ -114,7 +113,7 @@ impl Cluster {
         true
     }
 
-    fn store(&mut self, at: PoolSlot, bno: u64) {
+    pub(super) fn store(&mut self, at: PoolSlot, bno: u64) {
         self.pages.insert((at.server, at.slot.0), Self::content(bno));
         *self.sends.entry(at.server).or_default() += 1;
         self.bench.engine.handle_sent(at.server, 1);
@@ -464,99 +463,6 @@ fn pages_go_only_where_there_is_room_on_the_way() {
     assert_eq!(at.server, B);
 }
 
-/// Two pools of half the cache each. A is taken out of the list.
-fn draining() -> (Cluster, Vec<u64>) {
-    let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
-    for bno in 0..u64::from(2 * PART) {
-        cluster.cache(bno);
-    }
-    let of_a = (0..u64::from(2 * PART)).filter(|bno| cluster.server_of(*bno) == A).collect();
-    cluster.bench.wait(SECOND);
-    cluster.bench.engine.set_servers(cluster.bench.now, &[B, C], Leaving::Drained);
-    assert_eq!(cluster.bench.all_actions(), [Action::Ask(C)]);
-    (cluster, of_a)
-}
-
-#[test]
-fn a_drained_pool_is_hit_until_the_others_have_its_share() {
-    let (mut cluster, of_a) = draining();
-    assert!(cluster.bench.engine.status().pools.iter().any(|pool| pool.is_draining && pool.server == A));
-    assert!(cluster.hits(of_a[0]));
-    assert!(cluster.cache(120), "B takes it");
-    assert_eq!(cluster.server_of(120), B);
-    let actions = cluster.bench.answer(C, room(1, 100));
-    assert_eq!(actions, [Action::Use(C), size(C, PART)]);
-    assert!(cluster.hits(of_a[1]), "C has not given it yet");
-    cluster.bench.engine.handle_sized(cluster.bench.now, C, PageCount(PART));
-    assert_eq!(cluster.settle(), [Action::Leave(A)]);
-    assert!(!cluster.hits(of_a[2]));
-    assert_eq!(cluster.granted(), [PART; 2]);
-    assert_eq!(cluster.bench.engine.index().total_capacity(), PageCount(2 * PART));
-}
-
-/// A page that is hit leaves the pool: the guest has it, and when it is evicted, another pool takes it.
-#[test]
-fn what_is_read_from_a_drained_pool_goes_to_another_one() {
-    let (mut cluster, of_a) = draining();
-    cluster.bench.engine.handle_answer(cluster.bench.now, C, room(1, 100));
-    let actions = cluster.bench.all_actions();
-    assert!(actions.contains(&size(C, PART)), "{actions:?}");
-    assert!(cluster.hits(of_a[0]));
-    assert!(!cluster.bench.cached(of_a[0]) && cluster.bench.known(of_a[0]));
-    let Evicted::Admit(Admitted { at, .. }) = cluster.bench.engine.handle_evicted(&page(Cluster::content(of_a[0])))
-    else {
-        panic!("the page is known and not cached")
-    };
-    assert_eq!(at.server, B);
-}
-
-#[test]
-fn a_drain_that_nobody_can_help_ends_after_some_time() {
-    let (mut cluster, of_a) = draining();
-    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
-    let start = cluster.bench.now;
-    loop {
-        let mut actions = cluster.bench.until_next();
-        if actions.contains(&Action::Leave(A)) {
-            break;
-        }
-        for action in actions.drain(..) {
-            match action {
-                Action::Ask(server) => cluster.bench.engine.handle_answer(cluster.bench.now, server, None),
-                Action::SetSize { server, .. } => {
-                    assert_eq!(server, B);
-                    cluster.bench.engine.handle_size_refused(cluster.bench.now, server, PageCount(0));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-    assert_eq!(cluster.bench.now.since_ns(start) / SECOND, 600);
-    assert!(!cluster.hits(of_a[0]));
-}
-
-#[test]
-fn a_server_that_is_listed_again_is_no_longer_drained() {
-    let (mut cluster, of_a) = draining();
-    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
-    cluster.bench.engine.set_servers(cluster.bench.now, &[A, B], Leaving::Drained);
-    cluster.settle();
-    assert_eq!(cluster.granted(), [PART; 2]);
-    assert!(cluster.bench.engine.status().pools.iter().all(|pool| !pool.is_draining));
-    assert!(of_a.iter().all(|bno| cluster.hits(*bno)));
-    assert_eq!(cluster.bench.engine.pools.taking(), PoolSet::from_iter([PoolIndex(0), PoolIndex(1)]));
-}
-
-#[test]
-fn a_drained_pool_that_is_lost_is_given_up() {
-    let (mut cluster, of_a) = draining();
-    cluster.lose(A);
-    let slots = cluster.bench.engine.index().slot_counts();
-    cluster.settle();
-    assert_eq!(cluster.bench.engine.index().slot_counts().used, PART, "{slots:?}");
-    assert!(!cluster.hits(of_a[0]));
-}
-
 /// Compares the latencies of the pools for a number of seconds, in which A takes four times as long as the others and more.
 /// Returns after how many seconds A is drained.
 fn slow_for(cluster: &mut Cluster, seconds: u64, is_slow: impl Fn(u64) -> bool) -> Option<u64> {
@@ -588,7 +494,8 @@ fn a_pool_that_is_slow_for_a_minute_is_found_if_the_others_have_room() {
 fn a_slow_pool_is_drained_and_the_others_get_its_share() {
     let (mut cluster, of) = Cluster::four(10 * PART);
     let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
-    cluster.bench.engine.pools.drain(cluster.bench.now, slow, super::super::pool::DrainReason::Slow);
+    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
+    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
     cluster.bench.engine.handle_timer(cluster.bench.now);
     let others = cluster.settle();
     assert_eq!(others, [Action::Leave(A)]);

@@ -8,7 +8,7 @@ use crate::driver::vm::Vm;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Receipt};
 use crate::state::StateFile;
-use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, Leaving, layout};
 use remoca_core::index::{DISK_BYTES_MAX, Origin};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PageCount};
@@ -206,7 +206,7 @@ impl Migration {
         if let Some(state) = state {
             vm.keep_in(state, &former, &self.config);
         }
-        vm.tell_servers();
+        vm.tell_servers(Leaving::AtOnce);
         self.owes_mark = self.lock_reaches && !vm.guests.is_running();
         if !self.owes_mark {
             self.mark_that_disks_came();
