@@ -7,8 +7,10 @@ mod disk;
 mod failure;
 mod generate;
 mod group;
+mod host;
 mod hypervisor;
 mod log;
+mod memory;
 mod migrate;
 mod qcow2;
 mod runtime;
@@ -43,6 +45,7 @@ enum Command {
     Curve(curve::CurveArgs),
     Set(set::SetArgs),
     TakeBack(take_back::TakeBackArgs),
+    Host(Box<host::HostArgs>),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
     Support(support::SupportArgs),
@@ -66,6 +69,7 @@ pub fn main() -> ExitCode {
         Command::Curve(args) => curve::run(&args),
         Command::Set(args) => set::run(&args),
         Command::TakeBack(args) => take_back::run(&args),
+        Command::Host(args) => host::run(&args, &words),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Support(args) => support::run(&args),

@@ -1,0 +1,436 @@
+//! One division of memory: from what each VM has and its curve to what each would get, with the reasons. Pure arithmetic.
+//!
+//! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
+//! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already.
+//! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound.
+//! 3. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
+//!
+//! The gain is judged as if each curve were wrong by its error, to the VM's disadvantage. A VM whose own gain does not exceed its error, or is
+//! the least of a plan that is not worth it, is held at its size, and the rest is planned again. Decision 0042.
+
+use crate::curve::Curve;
+use remoca_core::allocation::{Allocation, Invalid, MISS_RATIO_FLOOR, Vm};
+
+/// Least gain of a plan, as a share of the geometric mean.
+pub const GAIN_MIN: f64 = 0.02;
+/// Time in which a gain must outweigh the cost of moving, and in which a VM must be able to fill what it gets.
+pub const HORIZON_S: f64 = 600.;
+/// Cost of one page that moves: it is dropped in one VM's pool, sent to that of another, and read once more from a disk at worst.
+const MOVE_MS: f64 = 0.1;
+/// Idle memory tax of the emulation of VMware ESX.
+const ESX_TAX: f64 = 1.;
+/// Share of the miss ratio below which more memory does nothing, for the working sets of that emulation.
+const ESX_TOLERANCE: f64 = 0.01;
+const PAGE_BYTES: f64 = 4096.;
+
+/// How memory is divided. All but `Optimal` are for comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Optimal,
+    Greedy,
+    Esx,
+    Equal,
+}
+
+impl Policy {
+    /// Returns the name for reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Optimal => "optimal",
+            Self::Greedy => "greedy",
+            Self::Esx => "esx",
+            Self::Equal => "equal",
+        }
+    }
+}
+
+/// What is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    pub total_bytes: u64,
+    pub unit_bytes: u64,
+}
+
+impl Memory {
+    /// Returns the whole units of the total.
+    #[must_use]
+    pub fn units(self) -> usize {
+        usize::try_from(self.total_bytes / self.unit_bytes).unwrap_or(usize::MAX)
+    }
+}
+
+/// A VM before the division.
+#[derive(Clone, Debug)]
+pub struct Subject<'c> {
+    pub has_bytes: u64,
+    /// The same in units, rounded up.
+    pub has: usize,
+    pub least: usize,
+    pub most: usize,
+    pub weight: f64,
+    pub bound: f64,
+    /// Blocks that its guest reads each second, as far as it is known.
+    pub reads_per_s: Option<f64>,
+    pub standing: Standing<'c>,
+}
+
+/// What may be done with a VM.
+#[derive(Clone, Copy, Debug)]
+pub enum Standing<'c> {
+    /// Its size may change.
+    Free(&'c Curve),
+    /// It keeps what it has, unless all have more than the total.
+    Keeps,
+    /// Its size cannot be changed.
+    Stuck,
+}
+
+/// Reason for a VM's target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Why {
+    /// It stands apart: the planner knows why.
+    Apart,
+    /// It has the best size.
+    Best,
+    /// It gains.
+    Gains,
+    /// Others gain more than it loses.
+    Gives,
+    /// It must have its minimum, or what its bound asks for.
+    Owed,
+    /// It has more than its maximum, or all have more than the total.
+    TooMuch,
+    /// Its gain does not exceed its error.
+    Unsure,
+    /// What it would gain is not worth the moving.
+    NotWorth,
+    /// Its guest reads too little to fill more soon.
+    Idle,
+}
+
+/// A VM after the division.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub baseline: usize,
+    pub floor: usize,
+    pub target: usize,
+    /// Miss ratio with what it has, with the target, and the error of their difference.
+    pub ratios: Option<(f64, f64, f64)>,
+    /// Milliseconds for each second; negative for a loss.
+    pub saved_ms: Option<f64>,
+    pub why: Why,
+}
+
+/// A division.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    pub rows: Vec<Row>,
+    /// Weighted geometric mean of the miss ratios, against the present one.
+    pub geometric_mean: f64,
+    pub saved_ms: f64,
+}
+
+impl Plan {
+    /// Divides `memory` among the VMs.
+    ///
+    /// # Errors
+    /// Why there is no division; then everybody keeps what he has.
+    pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
+        let baseline = baseline(subjects, memory.units())?;
+        let floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
+        let mut division = Division { subjects, floors: &floors, memory, held: vec![None; subjects.len()] };
+        if !division.fits(&targets) {
+            // The total comes before what VMs without a curve have.
+            for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| matches!(vm.standing, Standing::Keeps)) {
+                targets[at] = vm.has.min(baseline[at]);
+            }
+        }
+        if !division.fits(&targets) {
+            return Err("VMs that cannot be changed have more than the others could spare".into());
+        }
+        match policy {
+            Policy::Optimal => targets = division.worthwhile(&targets)?,
+            Policy::Greedy | Policy::Esx | Policy::Equal => division.compare(policy, &mut targets, &baseline)?,
+        }
+        Ok(division.explain(&targets, &baseline))
+    }
+
+    /// Returns whether a target differs from what the VM has.
+    #[must_use]
+    pub fn moves(&self, subjects: &[Subject<'_>]) -> bool {
+        self.rows.iter().zip(subjects).any(|(row, vm)| row.target != vm.has)
+    }
+}
+
+impl Subject<'_> {
+    fn curve(&self) -> Option<&Curve> {
+        match self.standing {
+            Standing::Free(curve) => Some(curve),
+            Standing::Keeps | Standing::Stuck => None,
+        }
+    }
+
+    fn floor(&self, baseline: usize) -> usize {
+        self.curve().map_or(self.least, |curve| curve.floor(self.least, baseline, self.bound))
+    }
+
+    /// Returns the units that are set aside for it before the division.
+    fn apart(&self, floor: usize) -> usize {
+        if self.curve().is_some() { floor } else { self.has }
+    }
+
+    /// Returns the most units that its guest can fill soon.
+    fn fillable(&self, curve: &Curve, unit_bytes: u64) -> usize {
+        let misses_per_s = self.reads_per_s.unwrap_or(0.) * curve.ratio(self.has);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive; a huge one saturates")]
+        let units = (misses_per_s * HORIZON_S * PAGE_BYTES / unit_bytes as f64) as usize;
+        self.has.saturating_add(units)
+    }
+}
+
+/// Returns the units of each VM by weight alone.
+fn baseline(subjects: &[Subject<'_>], total: usize) -> Result<Vec<usize>, String> {
+    let vm = |vm: &Subject<'_>| Vm {
+        miss_ratios: vec![1.; vm.most + 1],
+        least: vm.least,
+        most: vm.most,
+        weight: vm.weight,
+        bound: 0.,
+    };
+    let allocation = Allocation::new(subjects.iter().map(vm).collect(), total).map_err(explain)?;
+    Ok(allocation.baseline().to_vec())
+}
+
+fn explain(invalid: Invalid) -> String {
+    match invalid {
+        Invalid::NoVms => "there is no VM".into(),
+        Invalid::TotalTooSmall => "the total is less than the minimums of all VMs".into(),
+        Invalid::Curve(_) | Invalid::Range(_) | Invalid::Weight(_) | Invalid::Bound(_) => {
+            "a VM has limits that exclude each other".into()
+        }
+    }
+}
+
+/// A division under way.
+struct Division<'d, 'c> {
+    subjects: &'d [Subject<'c>],
+    floors: &'d [usize],
+    memory: Memory,
+    /// Why a VM gets no more than it has.
+    held: Vec<Option<Why>>,
+}
+
+/// How a VM changes.
+struct Change {
+    at: usize,
+    /// Gain of the logarithm of the geometric mean, if the curve is wrong by its error.
+    gain: f64,
+    is_sure: bool,
+    saved_ms: f64,
+}
+
+impl Division<'_, '_> {
+    /// Returns the indices of the VMs that are divided among, with their curves.
+    fn free(&self) -> impl Iterator<Item = (usize, &Curve)> {
+        self.subjects.iter().enumerate().filter_map(|(at, vm)| Some((at, vm.curve()?)))
+    }
+
+    /// Returns the best division that is worth moving for.
+    fn worthwhile(&mut self, apart: &[usize]) -> Result<Vec<usize>, String> {
+        loop {
+            let targets = self.best(apart)?;
+            let Some(held) = self.doubtful(&targets) else { return Ok(targets) };
+            self.held[held.0] = Some(held.1);
+        }
+    }
+
+    /// Returns the best division, in which VMs that are held get no more than they have.
+    fn best(&self, apart: &[usize]) -> Result<Vec<usize>, String> {
+        let mut targets = apart.to_vec();
+        let free: Vec<_> = self.free().map(|(at, curve)| (at, curve, self.most(at, curve))).collect();
+        if free.is_empty() {
+            return Ok(targets);
+        }
+        let vm = |(at, curve, most): &(usize, &Curve, usize)| Vm {
+            miss_ratios: (0..=*most).map(|units| curve.at_worst(units)).collect(),
+            least: self.floors[*at],
+            most: *most,
+            weight: self.subjects[*at].weight,
+            bound: f64::INFINITY,
+        };
+        let allocation = Allocation::new(free.iter().map(vm).collect(), self.budget(apart)).map_err(explain)?;
+        for ((at, ..), units) in free.iter().zip(allocation.optimal()) {
+            targets[*at] = units;
+        }
+        self.keep_in_place(&mut targets);
+        Ok(targets)
+    }
+
+    /// Returns the bytes of a target: a VM that keeps what it has need not have whole units.
+    fn bytes_of(&self, at: usize, target: usize) -> u64 {
+        let vm = &self.subjects[at];
+        if target == vm.has { vm.has_bytes } else { (target as u64).saturating_mul(self.memory.unit_bytes) }
+    }
+
+    fn bytes(&self, targets: &[usize]) -> u64 {
+        targets.iter().enumerate().fold(0, |sum: u64, (at, target)| sum.saturating_add(self.bytes_of(at, *target)))
+    }
+
+    /// Returns whether the VMs that are divided among can have their floors.
+    fn fits(&self, targets: &[usize]) -> bool {
+        let apart = (0..targets.len()).filter(|at| self.subjects[*at].curve().is_none());
+        let bytes = apart.map(|at| self.bytes_of(at, targets[at])).fold(0, u64::saturating_add);
+        let floors: usize = self.free().map(|(at, _)| self.floors[at]).sum();
+        bytes <= self.memory.total_bytes && floors <= self.budget(targets)
+    }
+
+    /// Returns the whole units that are left for the VMs that are divided among.
+    fn budget(&self, targets: &[usize]) -> usize {
+        let is_apart = |at: &usize| self.subjects[*at].curve().is_none();
+        let apart = (0..targets.len()).filter(is_apart).map(|at| self.bytes_of(at, targets[at]));
+        let left = self.memory.total_bytes.saturating_sub(apart.fold(0, u64::saturating_add));
+        Memory { total_bytes: left, ..self.memory }.units()
+    }
+
+    /// Returns the most units that a VM may get.
+    fn most(&self, at: usize, curve: &Curve) -> usize {
+        let vm = &self.subjects[at];
+        let more = match self.held[at] {
+            Some(_) => vm.has,
+            None => vm.fillable(curve, self.memory.unit_bytes),
+        };
+        more.max(self.floors[at]).min(vm.most)
+    }
+
+    /// Gives back units that nobody gains from to those who have them.
+    fn keep_in_place(&self, targets: &mut [usize]) {
+        for (at, _) in self.free() {
+            let vm = &self.subjects[at];
+            if targets[at] >= vm.has {
+                continue;
+            }
+            let spare = self.memory.total_bytes.saturating_sub(self.bytes(targets));
+            let all = vm.has_bytes.saturating_sub(self.bytes_of(at, targets[at]));
+            let units = Memory { total_bytes: spare, ..self.memory }.units();
+            let kept = if all <= spare { vm.has } else { vm.has.min(targets[at] + units) };
+            targets[at] = kept.min(vm.most);
+        }
+    }
+
+    /// Returns a VM whose gain is not worth the plan, and why; `None` if the plan is worth it, or is owed.
+    fn doubtful(&self, targets: &[usize]) -> Option<(usize, Why)> {
+        let changes: Vec<Change> = self.free().filter_map(|(at, curve)| self.change(at, curve, targets[at])).collect();
+        let gains = |change: &&Change| {
+            let (vm, target) = (&self.subjects[change.at], targets[change.at]);
+            target > vm.has && vm.has >= self.floors[change.at]
+        };
+        if let Some(unsure) = changes.iter().filter(gains).find(|change| !change.is_sure) {
+            return Some((unsure.at, Why::Unsure));
+        }
+        let weights: f64 = self.free().map(|(at, _)| self.subjects[at].weight).sum();
+        let gain: f64 = changes.iter().map(|change| change.gain).sum::<f64>() / weights;
+        let saved_ms: f64 = changes.iter().map(|change| change.saved_ms).sum();
+        let moved: usize = changes.iter().map(|c| targets[c.at].saturating_sub(self.subjects[c.at].has)).sum();
+        let cost_ms = moved as f64 * self.memory.unit_bytes as f64 / PAGE_BYTES * MOVE_MS;
+        if gain >= -(1. - GAIN_MIN).ln() && saved_ms * HORIZON_S > cost_ms {
+            return None;
+        }
+        let least = changes.iter().filter(gains).min_by(|a, b| a.gain.total_cmp(&b.gain));
+        least.map(|change| (change.at, Why::NotWorth))
+    }
+
+    fn change(&self, at: usize, curve: &Curve, target: usize) -> Option<Change> {
+        let vm = &self.subjects[at];
+        if target == vm.has {
+            return None;
+        }
+        let (now, then) = (curve.ratio(vm.has), curve.at_worst(target));
+        let error = if target > vm.has { curve.gain_error(now - then) } else { curve.error(now - then) };
+        let log = |ratio: f64| ratio.clamp(MISS_RATIO_FLOOR, 1.).ln();
+        Some(Change {
+            at,
+            gain: vm.weight * (log(now) - log(then + error)),
+            is_sure: now - then > error,
+            saved_ms: self.saved_ms(at, now - then).unwrap_or(0.),
+        })
+    }
+
+    /// Returns the time that the reads of a VM are shorter by if its miss ratio falls by `fall`, in milliseconds for each second.
+    fn saved_ms(&self, at: usize, fall: f64) -> Option<f64> {
+        let vm = &self.subjects[at];
+        // A VM whose disk was never measured loses as much as the slowest of the others.
+        let slowest = || self.free().filter_map(|(_, curve)| curve.saved_us).reduce(f64::max);
+        let saved_us = vm.curve()?.saved_us.or_else(slowest)?;
+        Some(vm.reads_per_s? * fall * saved_us / 1000.)
+    }
+
+    /// Divides by a policy that is shown for comparison.
+    fn compare(&self, policy: Policy, targets: &mut [usize], baseline: &[usize]) -> Result<(), String> {
+        let free: Vec<_> = self.free().collect();
+        if free.is_empty() {
+            return Ok(());
+        }
+        let vm = |(at, curve): &(usize, &Curve)| Vm {
+            miss_ratios: (0..=self.subjects[*at].most).map(|units| curve.ratio(units)).collect(),
+            least: self.subjects[*at].least,
+            most: self.subjects[*at].most,
+            weight: self.subjects[*at].weight,
+            bound: self.subjects[*at].bound,
+        };
+        let vms: Vec<Vm> = free.iter().map(vm).collect();
+        let working_sets: Vec<_> = vms.iter().map(|vm| vm.working_set(ESX_TOLERANCE)).collect();
+        let allocation = Allocation::new(vms, self.budget(targets)).map_err(explain)?;
+        let units = match policy {
+            Policy::Greedy => allocation.greedy(),
+            Policy::Esx => allocation.esx(ESX_TAX, &working_sets),
+            Policy::Equal | Policy::Optimal => free.iter().map(|(at, _)| baseline[*at]).collect(),
+        };
+        free.iter().zip(units).for_each(|((at, _), units)| targets[*at] = units);
+        Ok(())
+    }
+
+    fn explain(&self, targets: &[usize], baseline: &[usize]) -> Plan {
+        let row = |at: usize| {
+            let (vm, floor, target) = (&self.subjects[at], self.floors[at], targets[at]);
+            let ratios = vm.curve().map(|curve| {
+                let (now, then) = (curve.ratio(vm.has), curve.ratio(target));
+                (now, then, curve.gain_error(now - then))
+            });
+            let saved_ms = ratios.and_then(|(now, then, _)| self.saved_ms(at, now - then));
+            Row { baseline: baseline[at], floor, target, ratios, saved_ms, why: self.why(at, target) }
+        };
+        let rows: Vec<Row> = (0..targets.len()).map(row).collect();
+        let log = |ratio: f64| ratio.max(MISS_RATIO_FLOOR).ln();
+        let parts = rows.iter().zip(self.subjects).filter_map(|(row, vm)| {
+            let (now, then, _) = row.ratios?;
+            Some((vm.weight * (log(then) - log(now)), vm.weight))
+        });
+        let (sum, weights) = parts.fold((0., 0.), |(sum, weights), (part, weight)| (sum + part, weights + weight));
+        let geometric_mean = if weights > 0. { f64::exp(sum / weights) } else { 1. };
+        let saved_ms = rows.iter().filter_map(|row| row.saved_ms).sum();
+        Plan { rows, geometric_mean, saved_ms }
+    }
+
+    fn why(&self, at: usize, target: usize) -> Why {
+        let (vm, floor) = (&self.subjects[at], self.floors[at]);
+        let Some(curve) = vm.curve() else {
+            return if target < vm.has { Why::TooMuch } else { Why::Apart };
+        };
+        let must_shrink = vm.has > vm.most || self.subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > self.memory.total_bytes;
+        match target.cmp(&vm.has) {
+            std::cmp::Ordering::Less if must_shrink => Why::TooMuch,
+            std::cmp::Ordering::Less => Why::Gives,
+            std::cmp::Ordering::Greater if vm.has < floor => Why::Owed,
+            std::cmp::Ordering::Greater => Why::Gains,
+            std::cmp::Ordering::Equal => match self.held[at] {
+                Some(why) => why,
+                None if vm.fillable(curve, self.memory.unit_bytes) == vm.has && curve.ratio(vm.has) > curve.ratio(vm.most) => {
+                    Why::Idle
+                }
+                None => Why::Best,
+            },
+        }
+    }
+}
