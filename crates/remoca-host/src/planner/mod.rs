@@ -14,6 +14,8 @@ mod log;
 mod moves;
 mod report;
 mod steps;
+#[cfg(test)]
+mod tests;
 mod vm;
 
 use crate::limits::Limits;

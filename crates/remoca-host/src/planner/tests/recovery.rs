@@ -1,0 +1,93 @@
+//! A daemon that dies between two steps, and VMs that do not follow.
+
+use super::world::{Nature, Process, Shape, TOTAL, World};
+use crate::planner::{Outcome, Planner, Settings};
+use std::time::Duration;
+
+fn two() -> Vec<Process> {
+    vec![Process::new(Shape::Cliff(130), Nature::Honest, 100), Process::new(Shape::Flat(50), Nature::Honest, 100)]
+}
+
+/// Runs until the take is on record; its command is sent if `is_sent`. The daemon dies then.
+fn dies_at_the_take(world: &mut World, is_sent: bool) {
+    world.run(1, |_| {});
+    assert!(world.steps.is_empty());
+    // The second look plans, and the first step begins.
+    let at = crate::planner::Moment { now: world.at.now + Duration::from_secs(10), unix_s: world.at.unix_s + 10 };
+    world.at = at;
+    let all = world.heard();
+    world.planner.hear_all(at, all);
+    let step = world.planner.next_step(at).unwrap();
+    assert_eq!(step.vm, "vm1");
+    if is_sent {
+        world.process("vm1").wanted = step.bytes >> 20;
+    }
+}
+
+#[test]
+fn an_intent_is_carried_out_by_the_next_daemon() {
+    for is_sent in [false, true] {
+        let mut world = World::new(two());
+        dies_at_the_take(&mut world, is_sent);
+        world.replace_daemon(Duration::from_secs(5));
+        world.run(2, |world| assert!(world.held() <= TOTAL));
+        assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+        assert_eq!(world.steps.len(), if is_sent { 1 } else { 2 });
+        assert!(world.planner.record().intent.is_none());
+        let log = world.planner.report(world.at).decisions;
+        assert!(log[0].why.contains("a former daemon ended") && log[0].why.contains("carried out"), "{log:?}");
+    }
+}
+
+#[test]
+fn an_old_intent_is_undone() {
+    let mut world = World::new(two());
+    dies_at_the_take(&mut world, true);
+    world.replace_daemon(Duration::from_secs(3600));
+    world.run(2, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(world.process("vm1").wanted, 100);
+    assert_eq!(world.process("vm0").wanted, 100);
+    assert!(world.planner.report(world.at).decisions[0].why.contains("is undone"));
+}
+
+#[test]
+fn a_dry_run_leaves_an_intent_alone() {
+    let mut world = World::new(two());
+    dies_at_the_take(&mut world, true);
+    world.settings = Settings { applies: false, ..world.settings };
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(5, |_| {});
+    assert!(world.steps.is_empty());
+}
+
+#[test]
+fn a_vm_that_does_not_give_back_is_left_alone_and_nobody_gets_its_memory() {
+    let mut world = World::new(two());
+    world.process("vm1").nature = Nature::Ignores;
+    world.run(20, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(world.process("vm0").wanted, 100);
+    let report = world.planner.report(world.at);
+    assert!(report.decisions[0].outcome.contains("did not follow within 30 s"), "{:?}", report.decisions);
+    assert!(report.vms[1].why.contains("did not give back"), "{:?}", report.vms[1]);
+    assert_eq!(world.steps.len(), 1);
+}
+
+#[test]
+fn a_command_without_an_answer_counts_until_it_can_no_longer_be_executed() {
+    // It hangs just as it is to get more, and executes the command when it wakes up.
+    let mut world = World::new(two());
+    world.process("vm0").nature = Nature::Hangs(3, 6);
+    world.delay = 60;
+    world.run(30, |world| assert!(world.held() <= TOTAL, "{:?}", world.steps));
+}
+
+#[test]
+fn an_intent_that_cannot_be_written_is_not_executed() {
+    let mut world = World::new(two());
+    dies_at_the_take(&mut world, false);
+    let step = crate::planner::Step { vm: "vm1".into(), bytes: 1 << 20 };
+    world.planner.step_done(world.at, &step, Outcome::NotSent("the intent cannot be written: no".into()));
+    let planner: &Planner = &world.planner;
+    assert!(planner.report(world.at).decisions[0].outcome.contains("cannot be written"));
+    assert_eq!(world.planner.next_step(world.at), None, "and nothing is given");
+}
