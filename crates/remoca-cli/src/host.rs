@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Flags that are no settings.
-const NOT_IN_FILES: &[&str] = &["config", "once", "output", "policy"];
+const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"];
 /// Least time between two looks at all VMs.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
@@ -65,6 +65,9 @@ pub struct HostArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     window: Duration,
 
+    #[command(flatten)]
+    place: Place,
+
     /// Look once, and end; with --apply, after the changes of one plan
     #[arg(long)]
     once: bool,
@@ -78,16 +81,36 @@ pub struct HostArgs {
     output: Form,
 }
 
+#[derive(Args, Clone, Debug)]
+struct Place {
+    /// Folder with the control sockets of the VM processes (NAME.ctl), and with this daemon's own files [default: /run/remoca, for
+    /// users $XDG_RUNTIME_DIR/remoca]
+    #[arg(long, value_name = "FOLDER")]
+    sockets: Option<PathBuf>,
+}
+
+impl Place {
+    fn folder(&self) -> Result<PathBuf> {
+        self.sockets.as_ref().map_or_else(runtime::directory, |folder| Ok(folder.clone()))
+    }
+}
+
 #[derive(Subcommand, Debug)]
 enum Ask {
     /// Show what the daemon that runs (`remoca host`, remoca-host.service) knows and plans
     Status {
+        #[command(flatten)]
+        place: Place,
+
         /// Output format
         #[arg(short, long, value_enum, default_value_t = Form::Table)]
         output: Form,
     },
     /// Show the latest decisions of the daemon that runs: what it changed, or would, why, and what came of it
     Log {
+        #[command(flatten)]
+        place: Place,
+
         /// Output format
         #[arg(short, long, value_enum, default_value_t = Form::Table)]
         output: Form,
@@ -155,7 +178,7 @@ fn configured(folder: &Path, words: &[OsString]) -> Result<HostArgs> {
 
 fn divide(args: &HostArgs) -> Result<()> {
     let settings = settings(args)?;
-    let directory = runtime::directory()?;
+    let directory = args.place.folder()?;
     let extent = if args.once { Extent::Once } else { Extent::Always };
     // A single look leaves nothing behind, and may be beside a daemon.
     let is_daemon = settings.applies || !args.once;
@@ -220,16 +243,17 @@ fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
 
 /// Asks the daemon that runs.
 fn tell(ask: &Ask) -> Result<()> {
-    let path = Paths::new(&runtime::directory()?).socket;
+    let (Ask::Status { place, .. } | Ask::Log { place, .. }) = ask;
+    let path = Paths::new(&place.folder()?).socket;
     let report = socket::read(&path).map_err(|error| {
         let hint = "is it running? `systemctl start remoca-host` starts it; `remoca host --once` looks without one";
         runtime::explain_unreachable(&path, error, "no daemon of this host answers", hint)
     })?;
     let text = match ask {
-        Ask::Status { output: Form::Json } => format!("{}\n", serde_json::to_string(&report)?),
-        Ask::Status { output: Form::Table } => table::text(&report),
-        Ask::Log { output: Form::Json } => format!("{}\n", serde_json::to_string(&report.decisions)?),
-        Ask::Log { output: Form::Table } => table::log(&report),
+        Ask::Status { output: Form::Json, .. } => format!("{}\n", serde_json::to_string(&report)?),
+        Ask::Status { output: Form::Table, .. } => table::text(&report),
+        Ask::Log { output: Form::Json, .. } => format!("{}\n", serde_json::to_string(&report.decisions)?),
+        Ask::Log { output: Form::Table, .. } => table::log(&report),
     };
     Ok(io::stdout().write_all(text.as_bytes())?)
 }

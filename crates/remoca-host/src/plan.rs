@@ -15,8 +15,6 @@ use remoca_core::allocation::{Allocation, Invalid, MISS_RATIO_FLOOR, Vm};
 pub const GAIN_MIN: f64 = 0.02;
 /// Time in which a gain must outweigh the cost of moving, and in which a VM must be able to fill what it gets.
 pub const HORIZON_S: f64 = 600.;
-/// Cost of one page that moves: it is dropped in one VM's pool, sent to that of another, and read once more from a disk at worst.
-const MOVE_MS: f64 = 0.1;
 /// Idle memory tax of the emulation of VMware ESX.
 const ESX_TAX: f64 = 1.;
 /// Share of the miss ratio below which more memory does nothing, for the working sets of that emulation.
@@ -228,7 +226,8 @@ struct Change {
     /// Gain of the logarithm of the geometric mean, if the curve is wrong by its error.
     gain: f64,
     is_sure: bool,
-    saved_ms: f64,
+    /// Blocks that the disk is spared in each second; negative for a loss.
+    spared_per_s: f64,
 }
 
 impl Division<'_, '_> {
@@ -331,10 +330,11 @@ impl Division<'_, '_> {
         }
         let weights: f64 = self.free().map(|(at, _)| self.subjects[at].weight).sum();
         let gain: f64 = changes.iter().map(|change| change.gain).sum::<f64>() / weights;
-        let saved_ms: f64 = changes.iter().map(|change| change.saved_ms).sum();
-        let moved: usize = changes.iter().map(|c| targets[c.at].saturating_sub(self.subjects[c.at].has)).sum();
-        let cost_ms = moved as f64 * self.memory.unit_bytes as f64 / PAGE_BYTES * MOVE_MS;
-        if gain >= -(1. - GAIN_MIN).ln() && saved_ms * HORIZON_S > cost_ms {
+        let spared: f64 = changes.iter().map(|change| change.spared_per_s * HORIZON_S).sum();
+        let units: usize = changes.iter().map(|c| targets[c.at].saturating_sub(self.subjects[c.at].has)).sum();
+        // A page that moves was dropped elsewhere, and is read once more from a disk at worst.
+        let moved = units as f64 * self.memory.unit_bytes as f64 / PAGE_BYTES;
+        if gain >= -(1. - GAIN_MIN).ln() && spared > moved {
             return None;
         }
         let least = changes.iter().filter(gains).min_by(|a, b| a.gain.total_cmp(&b.gain));
@@ -353,7 +353,7 @@ impl Division<'_, '_> {
             at,
             gain: vm.weight * (log(now) - log(then + error)),
             is_sure: now - then > error,
-            saved_ms: self.saved_ms(at, now - then).unwrap_or(0.),
+            spared_per_s: vm.reads_per_s.unwrap_or(0.) * (now - then),
         })
     }
 

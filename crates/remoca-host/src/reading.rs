@@ -16,6 +16,8 @@ pub struct Reading {
     pub granted: u64,
     /// Why its size cannot be changed.
     pub fixed: Option<String>,
+    /// Whether its memory server is slower than its disk, which then answers all reads.
+    pub is_left_alone: bool,
     /// Blocks that its guest has read since the program started.
     pub blocks_read: u64,
     /// Blocks that the cache has answered, and those that it has not.
@@ -59,6 +61,7 @@ impl Reading {
             wanted,
             granted,
             fixed: resource.fixed(status),
+            is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker == "open"),
             blocks_read,
             answered: (counter("hit_blocks"), counter("missed_blocks").saturating_add(counter("covered_blocks"))),
             curve,

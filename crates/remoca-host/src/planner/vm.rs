@@ -180,6 +180,9 @@ impl KnownVm {
         if let Err(why) = &self.limits {
             return keeps(why.clone());
         }
+        if self.reading.as_ref().is_some_and(|reading| reading.is_left_alone) {
+            return keeps("its memory server is slower than its disk, and left alone".into());
+        }
         if let Err(why) = &self.curve {
             return keeps(why.clone());
         }

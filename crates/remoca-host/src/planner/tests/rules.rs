@@ -2,7 +2,7 @@
 
 use super::world::{MIB, Nature, Process, Shape, TOTAL, World, settings};
 use crate::limits::Limits;
-use crate::planner::{Planner, Settings};
+use crate::planner::Settings;
 use remoca_protocol::host::HostVm;
 use std::time::Duration;
 
@@ -131,7 +131,7 @@ fn a_vm_changes_at_most_once_in_a_window() {
 #[test]
 fn a_vm_without_a_trustworthy_curve_keeps_what_it_has_and_says_so() {
     let gains = || honest(Shape::Cliff(130), 90);
-    for (nature, looks, expected) in [(Nature::Blind, 40, "which is too few"), (Nature::Idle, 70, "has read nothing for 10 minutes")] {
+    for (nature, looks, expected) in [(Nature::Blind, 40, "which is too few"), (Nature::Idle, 70, "has read nothing for 1")] {
         let mut world = World::new(vec![gains(), Process::new(Shape::Flat(50), nature, 80), honest(Shape::Flat(50), 30)]);
         world.run(1, |_| {});
         assert!(vm(&world.planner.report(world.at).vms, "vm0").why.contains("came lately"));

@@ -245,6 +245,7 @@ impl World {
             wanted: wanted * MIB,
             granted: granted * MIB,
             fixed: None,
+            is_left_alone: false,
             blocks_read: process.blocks_read,
             answered: (0, 0),
             curve: with_curve.then(|| match process.nature {
