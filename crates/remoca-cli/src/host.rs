@@ -211,8 +211,8 @@ fn settings(args: &HostArgs) -> Result<Settings> {
         let advice = "no total: say --total SIZE, or in the table [host] of remoca.toml, how much memory the caches of all VMs may have";
         return Err(anyhow!(advice).context(WrongOptions));
     };
-    if !(1 << 20..=1 << 46).contains(&total_bytes) {
-        return Err(anyhow!("a total of {total_bytes} bytes: from 1M to 64T are possible").context(WrongOptions));
+    if !(2 << 20..=1 << 46).contains(&total_bytes) {
+        return Err(anyhow!("a total of {total_bytes} bytes: from 2M to 64T are possible").context(WrongOptions));
     }
     if args.apply && args.policy != Division::Optimal {
         return Err(anyhow!("this policy is for comparison: leave out --apply or --policy").context(WrongOptions));
@@ -235,7 +235,7 @@ fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
     std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     HostLock::take(&paths.lock).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => anyhow!(
-            "another `remoca host` runs here: `remoca host status` shows what it does, and --once looks beside it without --apply"
+            "another `remoca host` runs here: `remoca host status` shows what it does, and `remoca host --once --apply=false` looks beside it"
         ),
         _ => anyhow::Error::new(error).context(format!("cannot lock {}", paths.lock.display())),
     })
@@ -324,7 +324,7 @@ mod tests {
     fn what_is_wrong_is_said() {
         for (words, expected) in [
             ("", "no total: say --total"),
-            ("--total 4K", "from 1M to 64T"),
+            ("--total 4K", "from 2M to 64T"),
             ("--total 8G --apply --policy greedy", "for comparison"),
             ("--total 8G --interval 1ms", "at least 100 are needed"),
             ("--total 8G --interval soon", "is not a time"),

@@ -4,7 +4,7 @@ use remoca_protocol::control::{CurveGrid, CurvePoint, CurveStatus, Status};
 use serde_json::json;
 
 /// Unit of memory in tests.
-pub const UNIT: u64 = 1 << 20;
+pub const UNIT: u64 = 2 << 20;
 /// Grid of the curves in tests.
 pub const GRID: CurveGrid = CurveGrid { step_bytes: UNIT, count: 201 };
 

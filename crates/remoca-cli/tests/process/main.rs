@@ -22,6 +22,7 @@ mod groups;
 mod growth;
 mod guest_memory;
 mod hanging;
+mod host;
 mod io_thread;
 mod kept;
 mod local;

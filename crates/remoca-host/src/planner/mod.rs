@@ -33,8 +33,8 @@ use vm::KnownVm;
 
 /// Most units that memory is divided in.
 const UNITS_MAX: u64 = 2048;
-/// Smallest unit.
-const UNIT_BYTES_MIN: u64 = 1 << 20;
+/// Smallest unit: memory servers allocate in pieces of that size.
+const UNIT_BYTES_MIN: u64 = 2 << 20;
 /// Longest time after which the intent of a former daemon is still carried out; an older one is undone.
 const INTENT_YOUNG_S: u64 = 600;
 /// Time between two looks at VMs whose granted size is awaited.

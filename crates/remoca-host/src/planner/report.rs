@@ -85,7 +85,7 @@ impl Planner {
             miss_ratio_error: row.and_then(|row| row.ratios).map(|(.., error)| error),
             blocks_read_per_s: vm.reads_per_s(),
             saved_ms_per_s: row.and_then(|row| row.saved_ms),
-            why: row.map_or_else(|| bond.map_or("not divided".into(), |(why, _)| why), |row| self.why(now, name, row)),
+            why: row.map_or_else(|| bond.map_or("there is no plan now".into(), |(why, _)| why), |row| self.why(now, name, row)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Whatever some VMs do: the total is kept, and no honest VM is below its minimum or beyond its bound.
 
-use super::world::{MIB, Nature, Process, Shape, TOTAL, World};
+use super::world::{UNIT, Nature, Process, Shape, TOTAL, World};
 use crate::limits::Limits;
 use proptest::prelude::*;
 
@@ -32,7 +32,7 @@ fn processes(nature: impl Strategy<Value = Nature>) -> impl Strategy<Value = Vec
         let share = TOTAL / vms.len() as u64;
         let process = |(shape, nature, minimum, bound): (Shape, Nature, u64, f64)| {
             let mut process = Process::new(shape, nature, share);
-            process.limits = Limits { minimum_bytes: minimum * MIB, bound, ..Limits::default() };
+            process.limits = Limits { minimum_bytes: minimum * UNIT, bound, ..Limits::default() };
             process
         };
         vms.into_iter().map(process).collect()
@@ -43,7 +43,7 @@ fn processes(nature: impl Strategy<Value = Nature>) -> impl Strategy<Value = Vec
 fn check(world: &World, share: u32) {
     for (name, process) in world.processes.iter().filter(|(_, process)| process.nature == Nature::Honest) {
         let Process { shape, limits, wanted, .. } = process;
-        assert!(*wanted >= limits.minimum_bytes / MIB, "{name} is below its minimum: {wanted}");
+        assert!(*wanted >= limits.minimum_bytes / UNIT, "{name} is below its minimum: {wanted}");
         let floor = shape.ratio(share).max(1e-4) * (1. + limits.bound);
         let ratio = shape.ratio(u32::try_from(*wanted).unwrap()).max(1e-4);
         assert!(ratio <= floor + 1e-9, "{name} is beyond its bound: {ratio} with {wanted}, {floor} with {share}");
@@ -87,7 +87,7 @@ proptest! {
         let share = TOTAL / vms as u64;
         let mut processes: Vec<Process> = processes;
         processes.iter_mut().for_each(|process| (process.wanted, process.granted) = (share, share));
-        processes.iter_mut().for_each(|process| process.limits.minimum_bytes = process.limits.minimum_bytes.min(share * MIB));
+        processes.iter_mut().for_each(|process| process.limits.minimum_bytes = process.limits.minimum_bytes.min(share * UNIT));
         processes.push(Process::new(Shape::Flat(1), Nature::Alternates(Shape::Cliff(greedy), looks), share));
         let mut world = World::new(processes);
         world.run(120, |world| {

@@ -1,6 +1,6 @@
 //! A daemon that dies between two steps, and VMs that do not follow.
 
-use super::world::{Nature, Process, Shape, TOTAL, World};
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
 use crate::planner::{Outcome, Planner, Settings};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn dies_at_the_take(world: &mut World, is_sent: bool) {
     let step = world.planner.next_step(at).unwrap();
     assert_eq!(step.vm, "vm1");
     if is_sent {
-        world.process("vm1").wanted = step.bytes >> 20;
+        world.process("vm1").wanted = step.bytes / UNIT;
     }
 }
 
@@ -85,7 +85,7 @@ fn a_command_without_an_answer_counts_until_it_can_no_longer_be_executed() {
 fn an_intent_that_cannot_be_written_is_not_executed() {
     let mut world = World::new(two());
     dies_at_the_take(&mut world, false);
-    let step = crate::planner::Step { vm: "vm1".into(), bytes: 1 << 20 };
+    let step = crate::planner::Step { vm: "vm1".into(), bytes: UNIT };
     world.planner.step_done(world.at, &step, Outcome::NotSent("the intent cannot be written: no".into()));
     let planner: &Planner = &world.planner;
     assert!(planner.report(world.at).decisions[0].outcome.contains("cannot be written"));

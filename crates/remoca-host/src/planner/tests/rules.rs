@@ -1,7 +1,8 @@
 //! What the planner does with honest VMs.
 
-use super::world::{MIB, Nature, Process, Shape, TOTAL, World, settings};
+use super::world::{UNIT, Nature, Process, Shape, TOTAL, World, settings};
 use crate::limits::Limits;
+use crate::plan::Policy;
 use crate::planner::Settings;
 use remoca_protocol::host::HostVm;
 use std::time::Duration;
@@ -45,7 +46,7 @@ fn a_dry_run_says_it_once_and_changes_nothing() {
     assert_eq!(report.decisions.len(), 2);
     assert!(report.decisions.iter().all(|decision| decision.outcome == "not done: --apply would"));
     let gains = vm(&report.vms, "vm0");
-    assert_eq!((gains.has_bytes, gains.target_bytes, gains.baseline_bytes), (100 * MIB, 133 * MIB, 100 * MIB));
+    assert_eq!((gains.has_bytes, gains.target_bytes, gains.baseline_bytes), (100 * UNIT, 133 * UNIT, 100 * UNIT));
     assert_eq!((gains.miss_ratio, gains.miss_ratio_then), (Some(1.), Some(0.05)));
     assert!(gains.saved_ms_per_s.unwrap() > 0. && report.geometric_mean.unwrap() < 0.5);
 }
@@ -66,7 +67,7 @@ fn bounds_and_minimums_hold() {
     let mut poor = honest(Shape::Smooth(20), 67);
     poor.limits.bound = 0.1;
     let mut least = honest(Shape::Flat(90), 67);
-    least.limits.minimum_bytes = 50 * MIB;
+    least.limits.minimum_bytes = 50 * UNIT;
     let mut world = World::new(vec![rich, poor, least]);
     world.run(60, |world| {
         let sizes = sizes(world);
@@ -81,9 +82,9 @@ fn bounds_and_minimums_hold() {
 #[test]
 fn a_minimum_is_owed_and_a_maximum_kept() {
     let mut low = honest(Shape::Flat(50), 10);
-    low.limits = Limits { minimum_bytes: 40 * MIB, ..Limits::default() };
+    low.limits = Limits { minimum_bytes: 40 * UNIT, ..Limits::default() };
     let mut high = honest(Shape::Smooth(20), 150);
-    high.limits = Limits { maximum_bytes: Some(120 * MIB), ..Limits::default() };
+    high.limits = Limits { maximum_bytes: Some(120 * UNIT), ..Limits::default() };
     let mut world = World::new(vec![low, high]);
     world.run(20, |world| assert!(world.held() <= TOTAL));
     assert_eq!(sizes(&world), [40, 120]);
@@ -150,4 +151,20 @@ fn a_total_comes_before_what_a_vm_without_a_curve_has() {
     world.run(20, |_| {});
     assert_eq!(sizes(&world)[1], 100);
     assert!(world.held() <= TOTAL);
+}
+
+#[test]
+fn other_policies_are_shown_for_comparison() {
+    let targets = |policy: Policy| {
+        let dry = Settings { applies: false, policy, ..settings() };
+        let mut world = World::with(dry, vec![honest(Shape::Cliff(130), 60), honest(Shape::Cliff(20), 140)]);
+        world.run(3, |_| {});
+        let vms = world.planner.report(world.at).vms;
+        [vms[0].target_bytes / UNIT, vms[1].target_bytes / UNIT]
+    };
+    assert_eq!(targets(Policy::Optimal), [133, 67]);
+    assert_eq!(targets(Policy::Greedy), [100, 100], "it stops in front of the cliff");
+    assert_eq!(targets(Policy::Equal), [100, 100]);
+    // What the one does not use goes to the other, whether or not that gains.
+    assert_eq!(targets(Policy::Esx), [180, 20]);
 }

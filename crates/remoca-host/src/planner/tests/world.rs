@@ -11,8 +11,8 @@ use remoca_protocol::control::CurveGrid;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-pub const MIB: u64 = 1 << 20;
-/// Total of all worlds, in units of 1 MiB.
+pub const UNIT: u64 = 2 << 20;
+/// Total of all worlds, in units.
 pub const TOTAL: u64 = 200;
 
 /// Shape of a miss-ratio curve.
@@ -35,7 +35,7 @@ impl Shape {
     }
 
     pub fn curve(self) -> Curve {
-        let grid = CurveGrid { step_bytes: MIB, count: 201 };
+        let grid = CurveGrid { step_bytes: UNIT, count: 201 };
         Curve::new(&curve_status(|units| self.ratio(units)), grid).unwrap()
     }
 }
@@ -103,7 +103,7 @@ pub struct World {
 pub fn settings() -> Settings {
     Settings {
         resource: Resource::Cache,
-        total_bytes: TOTAL * MIB,
+        total_bytes: TOTAL * UNIT,
         policy: Policy::Optimal,
         applies: true,
         interval: Duration::from_secs(10),
@@ -242,8 +242,8 @@ impl World {
         };
         Answer::Read(Box::new(Reading {
             process: (1, 0),
-            wanted: wanted * MIB,
-            granted: granted * MIB,
+            wanted: wanted * UNIT,
+            granted: granted * UNIT,
             fixed: None,
             is_left_alone: false,
             blocks_read: process.blocks_read,
@@ -256,7 +256,7 @@ impl World {
     }
 
     fn execute(&mut self, step: &Step) -> Outcome {
-        assert!(step.bytes.is_multiple_of(MIB) && step.bytes > 0);
+        assert!(step.bytes.is_multiple_of(UNIT) && step.bytes > 0);
         if !self.processes.contains_key(&step.vm) {
             return Outcome::NotSent("the VM is gone".into());
         }
@@ -267,10 +267,10 @@ impl World {
             Nature::Claims(_) => {}
             Nature::Dies(at) if looks >= at => return Outcome::NotSent("its process was killed".into()),
             _ if hangs => {
-                process.queue.push(step.bytes / MIB);
+                process.queue.push(step.bytes / UNIT);
                 return Outcome::Unknown("it did not answer within 5 seconds".into());
             }
-            _ => process.wanted = step.bytes / MIB,
+            _ => process.wanted = step.bytes / UNIT,
         }
         Outcome::Answered(self.answer(&step.vm, false))
     }
