@@ -55,7 +55,7 @@ mod tests {
         run(&args, crate::Arguments::command()).unwrap();
         let read = |name: &str| std::fs::read_to_string(args.folder.join(name)).unwrap_or_else(|_| panic!("no {name}"));
         for subcommand in [
-            "serve", "disk", "status", "curve", "set", "upgrade", "migrate", "support", "config", "check", "xml",
+            "serve", "disk", "host", "status", "curve", "set", "upgrade", "migrate", "support", "config", "check", "xml",
             "generate",
         ] {
             assert!(read("remoca.1").contains(&format!("remoca\\-{subcommand}(1)")), "{subcommand}");
@@ -66,7 +66,7 @@ mod tests {
         }
         let page = read("remoca-config.1");
         for words in
-            ["cache = SIZE", "server = [ADDRESS, ...]", "no\\-hedge = true|false", "format", "listen = [ADDRESS, ...]"]
+            ["cache = SIZE", "server = [ADDRESS, ...]", "no\\-hedge = true|false", "format", "listen = [ADDRESS, ...]", "total = SIZE", "bound = PERCENT [default: 25%]"]
         {
             assert!(page.contains(&format!("\\fB{words}\\fR")), "{words}: {page}");
         }

@@ -21,7 +21,7 @@ pub use status::{
 /// Maximum size of a command in bytes.
 pub const LINE_BYTES_MAX: usize = 8192;
 /// Maximum size of an answer in bytes.
-pub const REPLY_BYTES_MAX: usize = 16 << 20;
+pub const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Why an upgrade is refused that may be asked for again soon.
 pub const UPGRADE_UNDER_WAY: &str = "another upgrade is under way";
 /// Maximum time for a command to arrive, and for its answer to be received.
