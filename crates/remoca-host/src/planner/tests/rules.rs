@@ -1,9 +1,12 @@
 //! What the planner does with honest VMs.
 
 use super::world::{UNIT, Nature, Process, Shape, TOTAL, World, settings};
+use crate::curve::Curve;
 use crate::limits::Limits;
-use crate::plan::Policy;
+use crate::plan::{Memory, Plan, Policy, Standing, Subject};
 use crate::planner::Settings;
+use crate::testing::curve_status;
+use remoca_protocol::control::{CurveGrid, CurvePoint, CurveStatus};
 use remoca_protocol::host::HostVm;
 use std::time::Duration;
 
@@ -167,4 +170,39 @@ fn other_policies_are_shown_for_comparison() {
     assert_eq!(targets(Policy::Equal), [100, 100]);
     // What the one does not use goes to the other, whether or not that gains.
     assert_eq!(targets(Policy::Esx), [180, 20]);
+}
+
+/// Prints how long a plan takes: `cargo test --release -p remoca-host a_hundred -- --nocapture`.
+#[test]
+fn a_hundred_vms_and_two_thousand_units_are_planned() {
+    let memory = Memory { total_bytes: 2000 * UNIT, unit_bytes: UNIT };
+    let curve = |number: u32| {
+        let grid = CurveGrid { step_bytes: UNIT, count: 2001 };
+        let ratio = |at: u32| 1. / (1. + f64::from(at) / f64::from(10 + number));
+        let points = (0..grid.count).map(|at| CurvePoint {
+            bytes: u64::from(at) * UNIT,
+            miss_ratio: ratio(at),
+            standard_error: 0.001,
+            last_window: None,
+        });
+        let status = CurveStatus { points: points.collect(), ..curve_status(|_| 0.5) };
+        Curve::new(&status, grid).unwrap()
+    };
+    let curves: Vec<Curve> = (0..100).map(curve).collect();
+    let subject = |(number, curve)| Subject {
+        has_bytes: 20 * UNIT,
+        has: 20,
+        least: 1,
+        most: 2000,
+        weight: f64::from(1 + number % 3),
+        bound: 0.25,
+        reads_per_s: Some(1e5),
+        standing: Standing::Free(curve),
+    };
+    let subjects: Vec<Subject<'_>> = (0_i32..).zip(&curves).map(subject).collect();
+    let began = std::time::Instant::now();
+    let plan = Plan::new(&subjects, memory, Policy::Optimal).unwrap();
+    println!("100 VMs, 2,000 units: {} us", began.elapsed().as_micros());
+    assert!(plan.rows.iter().map(|row| row.target).sum::<usize>() <= 2000);
+    assert!(plan.rows.iter().all(|row| row.target >= row.floor) && plan.geometric_mean < 1.);
 }
