@@ -218,7 +218,9 @@ fn settings(args: &HostArgs) -> Result<Settings> {
         return Err(anyhow!("this policy is for comparison: leave out --apply or --policy").context(WrongOptions));
     }
     if args.interval < INTERVAL_MIN {
-        return Err(anyhow!("an interval of {} ms: at least 100 are needed", args.interval.as_millis()).context(WrongOptions));
+        return Err(
+            anyhow!("an interval of {} ms: at least 100 are needed", args.interval.as_millis()).context(WrongOptions)
+        );
     }
     Ok(Settings {
         resource: Resource::Cache,

@@ -98,7 +98,8 @@ mod tests {
     fn a_vms_table_is_before_the_hosts_and_that_before_the_defaults() {
         let of = |vm: &str, host: &str| limits(&files(vm, host)).unwrap();
         assert_eq!(of("", ""), Limits::default());
-        let both = of("cache = '1G'\n[memory]\nminimum = '1G'\nbound = 'none'\n", "[memory]\nweight = 2\nbound = '5%'\n");
+        let both =
+            of("cache = '1G'\n[memory]\nminimum = '1G'\nbound = 'none'\n", "[memory]\nweight = 2\nbound = '5%'\n");
         assert_eq!((both.minimum_bytes, both.weight, both.bound), (1 << 30, 2., f64::INFINITY));
         assert!((of("", "[memory]\nbound = '5%'\n").bound - 0.05).abs() < 1e-9);
     }

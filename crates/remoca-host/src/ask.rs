@@ -60,8 +60,12 @@ fn read(name: &str, resource: Resource, status: &Status, curve: Option<Result<Cu
 fn silence(answer: io::Result<Reply>) -> Answer {
     match answer {
         Ok(Reply::Error { error }) => Answer::Silent(error),
-        Ok(Reply::Status(_) | Reply::Curve(_)) => Answer::Silent("it answers with something else than its status".into()),
-        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Answer::Dead,
+        Ok(Reply::Status(_) | Reply::Curve(_)) => {
+            Answer::Silent("it answers with something else than its status".into())
+        }
+        Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
+            Answer::Dead
+        }
         Err(error) => Answer::Silent(error.to_string()),
     }
 }

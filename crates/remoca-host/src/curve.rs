@@ -77,7 +77,9 @@ impl Curve {
             return Err(format!("its curve is made of {reads:.0} blocks read, which is too few"));
         }
         if status.learns_from == "reads" && status.cache_bytes == 0 {
-            return Err("it has no cache and no evictions are seen, so its curve is that of another kind of cache".into());
+            return Err(
+                "it has no cache and no evictions are seen, so its curve is that of another kind of cache".into()
+            );
         }
         let mut least = 1_f64;
         let ratios = ratios.into_iter().map(|ratio| {

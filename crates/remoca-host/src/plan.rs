@@ -426,7 +426,8 @@ impl Division<'_, '_> {
         let Some(curve) = vm.curve() else {
             return if target < vm.has { Why::TooMuch } else { Why::Apart };
         };
-        let must_shrink = vm.has > vm.most || self.subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > self.memory.total_bytes;
+        let must_shrink = vm.has > vm.most
+            || self.subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > self.memory.total_bytes;
         match target.cmp(&vm.has) {
             std::cmp::Ordering::Less if must_shrink => Why::TooMuch,
             std::cmp::Ordering::Less => Why::Gives,
@@ -434,7 +435,9 @@ impl Division<'_, '_> {
             std::cmp::Ordering::Greater => Why::Gains,
             std::cmp::Ordering::Equal => match self.held[at] {
                 Some(why) => why,
-                None if vm.fillable(curve, self.memory.unit_bytes) == vm.has && curve.ratio(vm.has) > curve.ratio(vm.most) => {
+                None if vm.fillable(curve, self.memory.unit_bytes) == vm.has
+                    && curve.ratio(vm.has) > curve.ratio(vm.most) =>
+                {
                     Why::Idle
                 }
                 None => Why::Best,

@@ -54,7 +54,8 @@ impl Reading {
         if wanted > SIZE_MAX || granted > SIZE_MAX {
             return Err(format!("it says that it has {granted} bytes and wants {wanted}, which no process can"));
         }
-        let blocks_read = status.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.traffic.read_bytes / 4096));
+        let blocks_read =
+            status.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.traffic.read_bytes / 4096));
         let counter = |name: &str| status.counters.get(name).copied().unwrap_or_default();
         Ok(Self {
             process: (status.pid, status.upgrades),
@@ -95,7 +96,9 @@ mod tests {
         let good = status("web1", 8 << 20, 4 << 20);
         let reading = of(&good).unwrap();
         assert_eq!((reading.counted(), reading.fixed), (8 << 20, None));
-        assert!(of(&Status { name: "\x1b[2J".into(), ..good.clone() }).unwrap_err().contains("says that it is \\u{1b}"));
+        assert!(
+            of(&Status { name: "\x1b[2J".into(), ..good.clone() }).unwrap_err().contains("says that it is \\u{1b}")
+        );
         let mut huge = good;
         huge.cache.granted_bytes = u64::MAX;
         assert!(of(&huge).unwrap_err().contains("no process can"));

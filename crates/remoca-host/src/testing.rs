@@ -34,7 +34,8 @@ pub fn curve_status(ratio: impl Fn(u32) -> f64) -> CurveStatus {
 
 /// Returns the status of a VM process with these sizes, in bytes.
 pub fn status(name: &str, wanted: u64, granted: u64) -> Status {
-    let latency = json!({"count": 0, "sum_ns": 0, "mean_us": 0.0, "p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0, "max_us": 0.0});
+    let latency =
+        json!({"count": 0, "sum_ns": 0, "mean_us": 0.0, "p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0, "max_us": 0.0});
     let status = json!({
         "name": name, "pid": 1, "version": "0.2.0", "uptime_s": 1.0, "started": "cold", "port": null,
         "server": {"endpoint": "unix:/s", "connected": true, "breaker": "closed", "error": null},

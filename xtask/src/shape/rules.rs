@@ -25,15 +25,7 @@ const CRATES: [(&str, &[&str]); 16] = [
     ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-protocol"]),
     (
         "remoca-cli",
-        &[
-            "remoca-core",
-            "remoca-disk",
-            "remoca-host",
-            "remoca-io",
-            "remoca-protocol",
-            "remoca-server",
-            "remoca-store",
-        ],
+        &["remoca-core", "remoca-disk", "remoca-host", "remoca-io", "remoca-protocol", "remoca-server", "remoca-store"],
     ),
     (
         "remoca-bench",

@@ -20,7 +20,12 @@ pub fn text(report: &HostReport) -> String {
     add(&mut text, format_args!("\n{counted} of {total} are in use, in units of {unit}; policy {}.\n", report.policy));
     if let (Some(mean), Some(saved)) = (report.geometric_mean, report.saved_ms_per_s) {
         let expected = (1. - mean) * 100.;
-        add(&mut text, format_args!("Expected of the sizes under GETS: miss ratios lower by {expected:.1} % (geometric mean), reads shorter by\n"));
+        add(
+            &mut text,
+            format_args!(
+                "Expected of the sizes under GETS: miss ratios lower by {expected:.1} % (geometric mean), reads shorter by\n"
+            ),
+        );
         add(&mut text, format_args!("{saved:.1} ms in each second.\n"));
     }
     let mode = if report.applies { "" } else { " Sizes are only shown, not changed (--apply)." };
@@ -93,7 +98,13 @@ mod tests {
             why: "it gains".into(),
             ..HostVm::default()
         };
-        let keeps = HostVm { name: "web2".into(), has_bytes: 1 << 20, target_bytes: 1 << 20, why: "no".into(), ..HostVm::default() };
+        let keeps = HostVm {
+            name: "web2".into(),
+            has_bytes: 1 << 20,
+            target_bytes: 1 << 20,
+            why: "no".into(),
+            ..HostVm::default()
+        };
         let decision = HostDecision {
             vm: Some("web1".into()),
             from_bytes: 1 << 20,

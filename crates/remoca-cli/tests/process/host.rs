@@ -139,7 +139,10 @@ fn memory_moves_to_the_vm_that_gains_and_the_total_is_kept() {
     assert_eq!(decisions, [("gives", 4), ("gains", 12)], "{shown:?}");
     let log = run(&["host", "log", "--sockets", host.path().to_str().unwrap()]);
     let log = String::from_utf8(log.stdout).unwrap();
-    assert!(log.contains("gives: 8M -> 4M: others gain more than it loses") && log.contains("given back after"), "{log}");
+    assert!(
+        log.contains("gives: 8M -> 4M: others gain more than it loses") && log.contains("given back after"),
+        "{log}"
+    );
     daemon.terminate();
     assert!(!host.path().join("remoca-host.socket").exists());
     assert_eq!((gains.wanted_mib(), gives.wanted_mib()), (12, 4), "sizes stay as they are");
@@ -234,14 +237,16 @@ fn what_the_files_say_holds() {
     let host = folder();
     let config = folder();
     std::fs::create_dir(config.path().join("vms")).unwrap();
-    let write = |name: &str, text: &str| std::fs::write(config.path().join(name), format!("version = 1\n{text}")).unwrap();
+    let write =
+        |name: &str, text: &str| std::fs::write(config.path().join(name), format!("version = 1\n{text}")).unwrap();
     write("remoca.toml", "[host]\ntotal = '16M'\n[memory]\nbound = 'none'\n");
     write("vms/a.toml", "[memory]\nminimum = '7M'\nweight = 3\n");
     write("vms/b.toml", "[memory]\nweight = 'heavy'\n");
     FakeVm::start(host.path(), "a", Manner { mib: 8, ..Manner::default() });
     FakeVm::start(host.path(), "b", Manner { mib: 4, ..Manner::default() });
     FakeVm::start(host.path(), "c", Manner { mib: 4, cliff_mib: 6, ..Manner::default() });
-    let with = |arguments: &[&str]| once(host.path(), &[&["--config", config.path().to_str().unwrap()], arguments].concat());
+    let with =
+        |arguments: &[&str]| once(host.path(), &[&["--config", config.path().to_str().unwrap()], arguments].concat());
     let report = with(&[]);
     assert_eq!(report.total_bytes, 16 * MIB);
     let a = vm(&report, "a");

@@ -220,9 +220,11 @@ impl Planner {
     #[must_use]
     pub fn record(&self) -> Record {
         let memory = self.settings.memory();
-        let size = |(name, vm): (&String, &KnownVm)| Some((name.clone(), vm.reading.as_ref().map(|_| vm.counted(memory))?));
+        let size =
+            |(name, vm): (&String, &KnownVm)| Some((name.clone(), vm.reading.as_ref().map(|_| vm.counted(memory))?));
         let known = self.vms.iter().filter_map(size);
-        let recorded = self.recorded.iter().filter(|(name, _)| self.vms.get(*name).is_some_and(|vm| vm.reading.is_none()));
+        let recorded =
+            self.recorded.iter().filter(|(name, _)| self.vms.get(*name).is_some_and(|vm| vm.reading.is_none()));
         Record {
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
@@ -282,7 +284,8 @@ impl Planner {
         // Those who have too much may be lying: nobody else gives anything before they have.
         let is_over = self.counted(now) > total_bytes;
         let may = |vm: &Subject<'_>, row: &Row| !is_over || row.target < vm.has && vm.has > row.baseline;
-        let rows = names.iter().zip(subjects).zip(&plan.rows).filter(|((_, vm), row)| row.target != vm.has && may(vm, row));
+        let rows =
+            names.iter().zip(subjects).zip(&plan.rows).filter(|((_, vm), row)| row.target != vm.has && may(vm, row));
         let change = |((name, vm), row): ((&String, &Subject<'_>), &Row)| Move {
             vm: name.clone(),
             from_bytes: vm.has_bytes,
@@ -309,7 +312,8 @@ impl Planner {
             (false, true) => "it is carried out",
             (false, false) => "what was done of it is undone",
         };
-        self.log.note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
+        self.log
+            .note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
         self.stepped_at = at.now;
         self.intent = Some(resumed).filter(|intent| !intent.is_over());
     }

@@ -136,7 +136,13 @@ mod tests {
         let young = intent.clone().resumed(true, wanted);
         assert_eq!(
             stages(&young),
-            [("seen", 4, Begun), ("lost", 5, Planned), ("other", 6, Dropped), ("silent", 7, Dropped), ("next", 8, Planned)]
+            [
+                ("seen", 4, Begun),
+                ("lost", 5, Planned),
+                ("other", 6, Dropped),
+                ("silent", 7, Dropped),
+                ("next", 8, Planned)
+            ]
         );
         assert_eq!(stages(&intent.resumed(false, wanted)), [("seen", 9, Planned)]);
     }

@@ -43,7 +43,9 @@ impl Planner {
         };
         let open = |takes: bool| self.intent.as_ref().and_then(|intent| intent.open(takes));
         let text = match (open(true), open(false), &self.plan) {
-            (Some(change), ..) if change.stage == Stage::Begun => format!("waits until {} has given memory back", change.vm),
+            (Some(change), ..) if change.stage == Stage::Begun => {
+                format!("waits until {} has given memory back", change.vm)
+            }
             (Some(change), ..) => format!("takes memory from {}", change.vm),
             (None, Some(change), _) => format!("gives memory to {}", change.vm),
             (None, None, Err(why)) => format!("nothing is changed: {why}"),
@@ -85,7 +87,10 @@ impl Planner {
             miss_ratio_error: row.and_then(|row| row.ratios).map(|(.., error)| error),
             blocks_read_per_s: vm.reads_per_s(),
             saved_ms_per_s: row.and_then(|row| row.saved_ms),
-            why: row.map_or_else(|| bond.map_or("there is no plan now".into(), |(why, _)| why), |row| self.why(now, name, row)),
+            why: row.map_or_else(
+                || bond.map_or("there is no plan now".into(), |(why, _)| why),
+                |row| self.why(now, name, row),
+            ),
         }
     }
 

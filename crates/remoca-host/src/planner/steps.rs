@@ -68,7 +68,8 @@ impl Planner {
 
     /// Looks whether a change of the VM `name` has taken place.
     pub(super) fn follow(&mut self, at: Moment, name: &str) {
-        let Some(reading) = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.reading.as_ref()) else {
+        let Some(reading) = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.reading.as_ref())
+        else {
             return;
         };
         let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name)) else { return };
@@ -117,7 +118,8 @@ impl Planner {
 
     /// Drops the change of a VM, if it has one that is open.
     pub(super) fn drop_move(&mut self, at: Moment, name: &str, why: &str) {
-        if let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name)).filter(|change| change.is_open()) {
+        if let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name)).filter(|change| change.is_open())
+        {
             change.stage = Stage::Dropped;
             let change = change.clone();
             self.log.changed(at.unix_s, &change, &format!("not done: {why}"));

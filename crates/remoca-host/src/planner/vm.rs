@@ -190,7 +190,8 @@ impl KnownVm {
             return cannot("it came lately, and has to be read once more".into());
         }
         let idle = now.saturating_sub(self.active_at);
-        (idle >= STALE_AFTER).then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
+        (idle >= STALE_AFTER)
+            .then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
     }
 
     /// Returns the VM as the division has it.

@@ -125,8 +125,7 @@ impl Manner {
 
     fn status(&self, name: &str) -> Status {
         let bytes = self.false_bytes.unwrap_or(self.mib * MIB);
-        let latency =
-            json!({"count": 0, "sum_ns": 0, "mean_us": 0.0, "p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0, "max_us": 0.0});
+        let latency = json!({"count": 0, "sum_ns": 0, "mean_us": 0.0, "p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0, "max_us": 0.0});
         // Its guest reads on and on.
         let read_bytes = self.asked * 4096 * 100_000;
         let disk = json!({"name": "a", "image": "i", "socket": "s", "bytes": 4096, "read_only": false, "store": "up",

@@ -1,6 +1,6 @@
 //! Whatever some VMs do: the total is kept, and no honest VM is below its minimum or beyond its bound.
 
-use super::world::{UNIT, Nature, Process, Shape, TOTAL, World};
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
 use crate::limits::Limits;
 use proptest::prelude::*;
 

@@ -1,6 +1,6 @@
 //! What the planner does with honest VMs.
 
-use super::world::{UNIT, Nature, Process, Shape, TOTAL, World, settings};
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
 use crate::curve::Curve;
 use crate::limits::Limits;
 use crate::plan::{Memory, Plan, Policy, Standing, Subject};
@@ -135,8 +135,11 @@ fn a_vm_changes_at_most_once_in_a_window() {
 #[test]
 fn a_vm_without_a_trustworthy_curve_keeps_what_it_has_and_says_so() {
     let gains = || honest(Shape::Cliff(130), 90);
-    for (nature, looks, expected) in [(Nature::Blind, 40, "which is too few"), (Nature::Idle, 70, "has read nothing for 1")] {
-        let mut world = World::new(vec![gains(), Process::new(Shape::Flat(50), nature, 80), honest(Shape::Flat(50), 30)]);
+    for (nature, looks, expected) in
+        [(Nature::Blind, 40, "which is too few"), (Nature::Idle, 70, "has read nothing for 1")]
+    {
+        let mut world =
+            World::new(vec![gains(), Process::new(Shape::Flat(50), nature, 80), honest(Shape::Flat(50), 30)]);
         world.run(1, |_| {});
         assert!(vm(&world.planner.report(world.at).vms, "vm0").why.contains("came lately"));
         world.run(looks, |world| assert!(world.held() <= TOTAL));

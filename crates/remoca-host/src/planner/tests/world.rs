@@ -28,7 +28,13 @@ pub enum Shape {
 impl Shape {
     pub fn ratio(self, units: u32) -> f64 {
         match self {
-            Self::Cliff(at) => if units < at { 1. } else { 0.05 },
+            Self::Cliff(at) => {
+                if units < at {
+                    1.
+                } else {
+                    0.05
+                }
+            }
             Self::Smooth(half) => 0.5_f64.powf(f64::from(units) / f64::from(half)),
             Self::Flat(percent) => f64::from(percent) / 100.,
         }
