@@ -50,11 +50,10 @@ impl Curve {
             return Err("its curve is not at the sizes that it was asked for".into());
         }
         let ratios: Vec<f64> = status.points.iter().map(|point| point.miss_ratio).collect();
-        let is_ratio = |ratio: f64| ratio.is_finite() && (0. ..=1.).contains(&ratio);
-        let is_error = |error: f64| error.is_finite() && (0. ..=1.).contains(&error);
-        if !ratios.iter().all(|ratio| is_ratio(*ratio))
+        let is_share = |ratio: f64| ratio.is_finite() && (0. ..=1.).contains(&ratio);
+        if !ratios.iter().all(|ratio| is_share(*ratio))
             || !ratios.is_sorted_by(|a, b| *b <= *a + RISE_MAX)
-            || !status.points.iter().all(|point| is_error(point.standard_error))
+            || !status.points.iter().all(|point| is_share(point.standard_error))
         {
             return Err("its curve rises, or has numbers that are no miss ratios".into());
         }
@@ -63,13 +62,15 @@ impl Curve {
         let is_known = |number: Option<f64>, most: f64| {
             number.is_none_or(|number| number.is_finite() && (0. ..=most).contains(&number))
         };
-        if !is_error(forecast_error)
-            || !(share.is_finite() && share > 0. && share <= 1.)
-            || !(status.blocks_read.is_finite() && status.blocks_read >= 0.)
-            || !is_known(status.blocks_read_per_s, RATE_MAX)
-            || !is_known(status.disk_read_us, LATENCY_US_MAX)
-            || !is_known(status.server_read_us, LATENCY_US_MAX)
-        {
+        let is_sane = is_share(forecast_error)
+            && is_share(share)
+            && share > 0.
+            && status.blocks_read.is_finite()
+            && status.blocks_read >= 0.
+            && is_known(status.blocks_read_per_s, RATE_MAX)
+            && is_known(status.disk_read_us, LATENCY_US_MAX)
+            && is_known(status.server_read_us, LATENCY_US_MAX);
+        if !is_sane {
             return Err("its curve has absurd numbers".into());
         }
         let reads = status.blocks_read;
@@ -194,7 +195,7 @@ mod tests {
             let error = of(&status).unwrap_err();
             assert!(error.contains(words), "{error}");
         };
-        refused(&|curve| drop(curve.points.pop()), "not at the sizes");
+        refused(&|curve| curve.points.truncate(200), "not at the sizes");
         refused(&|curve| curve.points[3].bytes += 1, "not at the sizes");
         refused(&|curve| curve.points[3].miss_ratio = 0.6, "rises");
         refused(&|curve| curve.points[3].miss_ratio = f64::NAN, "no miss ratios");

@@ -268,3 +268,24 @@ fn what_the_files_say_holds() {
     let nobody = run(&["host", "status", "--sockets", config.path().to_str().unwrap()]);
     expect_refusal(&nobody, FAILURE, &["no daemon of this host answers"]);
 }
+
+#[test]
+fn one_plan_is_applied_and_none_without_a_record() {
+    let host = folder();
+    let gives = FakeVm::start(host.path(), "gives", Manner { mib: 8, ..Manner::default() });
+    let gains = FakeVm::start(host.path(), "gains", Manner { mib: 8, cliff_mib: 10, ..Manner::default() });
+    let report = once(host.path(), &["--total", "16M", "--apply"]);
+    assert_eq!((gives.now().mib, gains.now().mib), (4, 12), "{report:?}");
+    assert!(report.applies && report.decisions.len() == 2 && report.counted_bytes == 16 * MIB);
+    assert!(!host.path().join("remoca-host.socket").exists());
+    let table = run(&["host", "--once", "--total", "16M", "--sockets", host.path().to_str().unwrap()]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("All sizes are as they should be. Sizes are only shown, not changed (--apply)."), "{table}");
+    // A record that cannot be written: nothing is changed.
+    gains.change(|manner| manner.cliff_mib = 14);
+    gives.change(|manner| manner.mib = 4);
+    std::fs::create_dir(host.path().join("remoca-host.record.new")).unwrap();
+    let report = once(host.path(), &["--total", "32M", "--apply"]);
+    assert_eq!(gains.now().mib, 12, "{report:?}");
+    assert!(report.decisions.last().unwrap().outcome.contains("the intent cannot be written"), "{report:?}");
+}

@@ -17,8 +17,8 @@ struct Before {
 #[derive(Debug)]
 pub(super) struct Log {
     decisions: Vec<HostDecision>,
-    /// Number of decisions that were dropped.
-    dropped: usize,
+    /// Number of decisions that are no longer kept.
+    forgotten: usize,
     /// Changes whose effect is not known yet, by VM.
     awaited: BTreeMap<String, Option<Before>>,
     /// Number of the newest decision about each VM.
@@ -30,7 +30,7 @@ pub(super) struct Log {
 impl Log {
     pub(super) fn new(mut decisions: Vec<HostDecision>) -> Self {
         decisions.drain(..decisions.len().saturating_sub(DECISIONS_MAX));
-        Self { decisions, dropped: 0, awaited: BTreeMap::new(), newest: BTreeMap::new(), proposed: Vec::new() }
+        Self { decisions, forgotten: 0, awaited: BTreeMap::new(), newest: BTreeMap::new(), proposed: Vec::new() }
     }
 
     pub(super) fn decisions(&self) -> &[HostDecision] {
@@ -40,10 +40,10 @@ impl Log {
     fn push(&mut self, decision: HostDecision) -> usize {
         if self.decisions.len() == DECISIONS_MAX {
             self.decisions.remove(0);
-            self.dropped += 1;
+            self.forgotten += 1;
         }
         self.decisions.push(decision);
-        self.dropped + self.decisions.len() - 1
+        self.forgotten + self.decisions.len() - 1
     }
 
     /// Notes something about all VMs.
@@ -52,13 +52,22 @@ impl Log {
         self.push(HostDecision { at_s, why, ..HostDecision::default() });
     }
 
-    /// Notes a change with its outcome so far.
-    pub(super) fn changed(&mut self, at_s: u64, change: &Move, outcome: &str) {
-        let decision = decision(at_s, change, outcome);
-        tracing::info!("{}", line(&decision));
-        let number = self.push(decision);
+    /// Notes a change that was done. Its effect is added a window later.
+    pub(super) fn done(&mut self, at_s: u64, change: &Move, outcome: &str) {
+        let number = self.tell(at_s, change, outcome);
         self.newest.insert(change.vm.clone(), number);
         self.awaited.insert(change.vm.clone(), None);
+    }
+
+    /// Notes a change that was not done.
+    pub(super) fn dropped(&mut self, at_s: u64, change: &Move, why: &str) {
+        self.tell(at_s, change, &format!("not done: {why}"));
+    }
+
+    fn tell(&mut self, at_s: u64, change: &Move, outcome: &str) -> usize {
+        let decision = decision(at_s, change, outcome);
+        tracing::info!("{}", line(&decision));
+        self.push(decision)
     }
 
     /// Notes what would be changed, unless that was said already.
@@ -97,7 +106,7 @@ impl Log {
         let hits = answered.0.saturating_sub(first.answered.0);
         let misses = answered.1.saturating_sub(first.answered.1);
         let all = hits.saturating_add(misses);
-        let at = first.number.checked_sub(self.dropped);
+        let at = first.number.checked_sub(self.forgotten);
         if let Some(decision) = at.and_then(|at| self.decisions.get_mut(at))
             && first.process == process
             && all > 0

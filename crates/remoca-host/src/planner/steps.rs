@@ -93,7 +93,7 @@ impl Planner {
                 false => "set".to_owned(),
             };
             let change = change.clone();
-            self.log.changed(at.unix_s, &change, &outcome);
+            self.log.done(at.unix_s, &change, &outcome);
         }
     }
 
@@ -122,7 +122,7 @@ impl Planner {
         {
             change.stage = Stage::Dropped;
             let change = change.clone();
-            self.log.changed(at.unix_s, &change, &format!("not done: {why}"));
+            self.log.dropped(at.unix_s, &change, why);
         }
     }
 

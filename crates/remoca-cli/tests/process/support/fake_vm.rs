@@ -4,7 +4,7 @@ use remoca_protocol::control::{Command, CurveGrid, CurvePoint, CurveStatus, Stat
 use serde_json::json;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 const MIB: u64 = 1 << 20;
@@ -34,7 +34,6 @@ pub struct Manner {
 #[derive(Clone)]
 pub struct FakeVm {
     pub manner: Arc<Mutex<Manner>>,
-    pub socket: PathBuf,
 }
 
 impl FakeVm {
@@ -42,7 +41,7 @@ impl FakeVm {
     pub fn start(folder: &Path, name: &str, manner: Manner) -> Self {
         let socket = folder.join(format!("{name}.ctl"));
         let listener = UnixListener::bind(&socket).unwrap();
-        let (fake, name) = (Self { manner: Arc::new(Mutex::new(manner)), socket }, name.to_owned());
+        let (fake, name) = (Self { manner: Arc::new(Mutex::new(manner)) }, name.to_owned());
         let other = fake.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {

@@ -167,7 +167,7 @@ impl World {
                 Look::Awaited(at, names) => {
                     self.pass_until(at);
                     self.waited += 1;
-                    if self.waited % self.delay == 0 {
+                    if self.waited.is_multiple_of(self.delay) {
                         self.grant();
                         check(self);
                     }

@@ -1,195 +1,18 @@
-//! One division of memory: from what each VM has and its curve to what each would get, with the reasons. Pure arithmetic.
-//!
-//! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
-//! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already.
-//! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound.
-//! 3. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
-//!
-//! The gain is judged as if each curve were wrong by its error, to the VM's disadvantage. VMs whose own gain does not exceed their error, or is
-//! among the least of a plan that is not worth it, are held at their size, and the rest is planned again. Decision 0042.
+//! A division under way: the best one, whether it is worth moving for, and the reasons.
 
+use super::subject::{HORIZON_S, Memory, PAGE_BYTES, Plan, Policy, Row, Subject, Why};
 use crate::curve::Curve;
 use remoca_core::allocation::{Allocation, Invalid, MISS_RATIO_FLOOR, Vm};
 
 /// Least gain of a plan, as a share of the geometric mean.
-pub const GAIN_MIN: f64 = 0.02;
-/// Time in which a gain must outweigh the cost of moving, and in which a VM must be able to fill what it gets.
-pub const HORIZON_S: f64 = 600.;
+const GAIN_MIN: f64 = 0.02;
 /// Idle memory tax of the emulation of VMware ESX.
 const ESX_TAX: f64 = 1.;
 /// Share of the miss ratio below which more memory does nothing, for the working sets of that emulation.
 const ESX_TOLERANCE: f64 = 0.01;
-const PAGE_BYTES: f64 = 4096.;
-
-/// How memory is divided. All but `Optimal` are for comparison.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    Optimal,
-    Greedy,
-    Esx,
-    Equal,
-}
-
-impl Policy {
-    /// Returns the name for reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Optimal => "optimal",
-            Self::Greedy => "greedy",
-            Self::Esx => "esx",
-            Self::Equal => "equal",
-        }
-    }
-}
-
-/// What is divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    pub total_bytes: u64,
-    pub unit_bytes: u64,
-}
-
-impl Memory {
-    /// Returns the whole units of the total.
-    #[must_use]
-    pub fn units(self) -> usize {
-        usize::try_from(self.total_bytes / self.unit_bytes).unwrap_or(usize::MAX)
-    }
-}
-
-/// A VM before the division.
-#[derive(Clone, Debug)]
-pub struct Subject<'c> {
-    pub has_bytes: u64,
-    /// The same in units, rounded up.
-    pub has: usize,
-    pub least: usize,
-    pub most: usize,
-    pub weight: f64,
-    pub bound: f64,
-    /// Blocks that its guest reads each second, as far as it is known.
-    pub reads_per_s: Option<f64>,
-    pub standing: Standing<'c>,
-}
-
-/// What may be done with a VM.
-#[derive(Clone, Copy, Debug)]
-pub enum Standing<'c> {
-    /// Its size may change.
-    Free(&'c Curve),
-    /// It keeps what it has, unless all have more than the total.
-    Keeps,
-    /// Its size cannot be changed.
-    Stuck,
-}
-
-/// Reason for a VM's target.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Why {
-    /// It stands apart: the planner knows why.
-    Apart,
-    /// It has the best size.
-    Best,
-    /// It gains.
-    Gains,
-    /// Others gain more than it loses.
-    Gives,
-    /// It must have its minimum, or what its bound asks for.
-    Owed,
-    /// It has more than its maximum, or all have more than the total.
-    TooMuch,
-    /// Its gain does not exceed its error.
-    Unsure,
-    /// What it would gain is not worth the moving.
-    NotWorth,
-    /// Its guest reads too little to fill more soon.
-    Idle,
-}
-
-/// A VM after the division.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    pub baseline: usize,
-    pub floor: usize,
-    pub target: usize,
-    /// Miss ratio with what it has, with the target, and the error of their difference.
-    pub ratios: Option<(f64, f64, f64)>,
-    /// Milliseconds for each second; negative for a loss.
-    pub saved_ms: Option<f64>,
-    pub why: Why,
-}
-
-/// A division.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    pub rows: Vec<Row>,
-    /// Weighted geometric mean of the miss ratios, against the present one.
-    pub geometric_mean: f64,
-    pub saved_ms: f64,
-}
-
-impl Plan {
-    /// Divides `memory` among the VMs.
-    ///
-    /// # Errors
-    /// Why there is no division; then everybody keeps what he has.
-    pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
-        let baseline = baseline(subjects, memory.units())?;
-        let floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
-        let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
-        let mut division = Division { subjects, floors: &floors, memory, held: vec![None; subjects.len()] };
-        if !division.fits(&targets) {
-            // The total comes before what VMs without a curve have.
-            for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| matches!(vm.standing, Standing::Keeps)) {
-                targets[at] = vm.has.min(baseline[at]);
-            }
-        }
-        if !division.fits(&targets) {
-            return Err("VMs that cannot be changed have more than the others could spare".into());
-        }
-        match policy {
-            Policy::Optimal => targets = division.worthwhile(&targets)?,
-            Policy::Greedy | Policy::Esx | Policy::Equal => division.compare(policy, &mut targets, &baseline)?,
-        }
-        Ok(division.explain(&targets, &baseline))
-    }
-
-    /// Returns whether a target differs from what the VM has.
-    #[must_use]
-    pub fn moves(&self, subjects: &[Subject<'_>]) -> bool {
-        self.rows.iter().zip(subjects).any(|(row, vm)| row.target != vm.has)
-    }
-}
-
-impl Subject<'_> {
-    fn curve(&self) -> Option<&Curve> {
-        match self.standing {
-            Standing::Free(curve) => Some(curve),
-            Standing::Keeps | Standing::Stuck => None,
-        }
-    }
-
-    fn floor(&self, baseline: usize) -> usize {
-        self.curve().map_or(self.least, |curve| curve.floor(self.least, baseline, self.bound))
-    }
-
-    /// Returns the units that are set aside for it before the division.
-    fn apart(&self, floor: usize) -> usize {
-        if self.curve().is_some() { floor } else { self.has }
-    }
-
-    /// Returns the most units that its guest can fill soon.
-    fn fillable(&self, curve: &Curve, unit_bytes: u64) -> usize {
-        let misses_per_s = self.reads_per_s.unwrap_or(0.) * curve.ratio(self.has);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive; a huge one saturates")]
-        let units = (misses_per_s * HORIZON_S * PAGE_BYTES / unit_bytes as f64) as usize;
-        self.has.saturating_add(units)
-    }
-}
 
 /// Returns the units of each VM by weight alone.
-fn baseline(subjects: &[Subject<'_>], total: usize) -> Result<Vec<usize>, String> {
+pub(super) fn baseline(subjects: &[Subject<'_>], total: usize) -> Result<Vec<usize>, String> {
     let vm = |vm: &Subject<'_>| Vm {
         miss_ratios: vec![1.; vm.most + 1],
         least: vm.least,
@@ -212,12 +35,12 @@ fn explain(invalid: Invalid) -> String {
 }
 
 /// A division under way.
-struct Division<'d, 'c> {
-    subjects: &'d [Subject<'c>],
-    floors: &'d [usize],
-    memory: Memory,
+pub(super) struct Division<'d, 'c> {
+    pub(super) subjects: &'d [Subject<'c>],
+    pub(super) floors: &'d [usize],
+    pub(super) memory: Memory,
     /// Why a VM gets no more than it has.
-    held: Vec<Option<Why>>,
+    pub(super) held: Vec<Option<Why>>,
 }
 
 /// How a VM changes.
@@ -237,7 +60,7 @@ impl Division<'_, '_> {
     }
 
     /// Returns the best division that is worth moving for.
-    fn worthwhile(&mut self, apart: &[usize]) -> Result<Vec<usize>, String> {
+    pub(super) fn worthwhile(&mut self, apart: &[usize]) -> Result<Vec<usize>, String> {
         loop {
             let targets = self.best(apart)?;
             let (doubtful, why) = self.doubtful(&targets);
@@ -281,7 +104,7 @@ impl Division<'_, '_> {
     }
 
     /// Returns whether the VMs that are divided among can have their floors.
-    fn fits(&self, targets: &[usize]) -> bool {
+    pub(super) fn fits(&self, targets: &[usize]) -> bool {
         let apart = (0..targets.len()).filter(|at| self.subjects[*at].curve().is_none());
         let bytes = apart.map(|at| self.bytes_of(at, targets[at])).fold(0, u64::saturating_add);
         let floors: usize = self.free().map(|(at, _)| self.floors[at]).sum();
@@ -375,7 +198,7 @@ impl Division<'_, '_> {
     }
 
     /// Divides by a policy that is shown for comparison.
-    fn compare(&self, policy: Policy, targets: &mut [usize], baseline: &[usize]) -> Result<(), String> {
+    pub(super) fn compare(&self, policy: Policy, targets: &mut [usize], baseline: &[usize]) -> Result<(), String> {
         let free: Vec<_> = self.free().collect();
         if free.is_empty() {
             return Ok(());
@@ -399,7 +222,7 @@ impl Division<'_, '_> {
         Ok(())
     }
 
-    fn explain(&self, targets: &[usize], baseline: &[usize]) -> Plan {
+    pub(super) fn explain(&self, targets: &[usize], baseline: &[usize]) -> Plan {
         let row = |at: usize| {
             let (vm, floor, target) = (&self.subjects[at], self.floors[at], targets[at]);
             let ratios = vm.curve().map(|curve| {
