@@ -74,11 +74,39 @@ fn a_vm_that_does_not_give_back_is_left_alone_and_nobody_gets_its_memory() {
 
 #[test]
 fn a_command_without_an_answer_counts_until_it_can_no_longer_be_executed() {
-    // It hangs just as it is to get more, and executes the command when it wakes up.
-    let mut world = World::new(two());
-    world.process("vm0").nature = Nature::Hangs(3, 6);
-    world.delay = 60;
-    world.run(30, |world| assert!(world.held() <= TOTAL, "{:?}", world.steps));
+    let late = Process::new(Shape::Cliff(100), Nature::Late(4), 60);
+    let gives = Process::new(Shape::Flat(50), Nature::Honest, 120);
+    // It wants what the first one seems not to have got.
+    let mut wants = Process::new(Shape::Flat(50), Nature::Alternates(Shape::Cliff(60), 3), 20);
+    wants.limits.minimum_bytes = 20 * UNIT;
+    let mut world = World::new(vec![late, gives, wants]);
+    world.run(2, |_| {});
+    assert_eq!((world.process("vm0").wanted, world.process("vm1").wanted), (60, 77));
+    world.run(20, |world| assert!(world.held() <= TOTAL, "{:?}", world.steps));
+    assert_eq!(world.process("vm0").wanted, 103);
+}
+
+#[test]
+fn a_vm_that_is_silent_is_told_nothing() {
+    // It has more than its share, and both have more than the total.
+    let mut other = Process::new(Shape::Smooth(30), Nature::Honest, 120);
+    other.limits.bound = f64::INFINITY;
+    let mut world = World::new(vec![other, Process::new(Shape::Smooth(30), Nature::Hangs(2, 50), 120)]);
+    world.run(20, |_| {});
+    assert_eq!(world.steps.len(), 1, "{:?}", world.steps);
+    assert_eq!((world.process("vm0").wanted, world.process("vm1").wanted), (80, 120));
+}
+
+#[test]
+fn others_give_nothing_because_one_says_that_it_has_too_much() {
+    let mut world = World::new(vec![
+        Process::new(Shape::Cliff(130), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Claims(500), 66),
+    ]);
+    world.run(30, |_| {});
+    assert!(world.steps.iter().all(|(_, step)| step.vm == "vm2"), "{:?}", world.steps);
+    assert!(world.planner.report(world.at).state.contains("more than the total"));
 }
 
 #[test]

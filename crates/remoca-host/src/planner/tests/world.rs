@@ -64,6 +64,8 @@ pub enum Nature {
     Refuses,
     /// It hangs from this look on, and executes commands when it wakes up after so many looks.
     Hangs(u32, u32),
+    /// It answers, but executes commands only from this look on, and says nothing to them.
+    Late(u32),
     /// It is killed at this look.
     Dies(u32),
 }
@@ -220,6 +222,10 @@ impl World {
         }
     }
 
+    fn is_late(&self, process: &Process) -> bool {
+        matches!(process.nature, Nature::Late(until) if self.looks < until)
+    }
+
     fn hangs(&self, process: &Process) -> bool {
         matches!(process.nature, Nature::Hangs(from, count) if (from..from + count).contains(&self.looks))
     }
@@ -227,7 +233,8 @@ impl World {
     fn wake_up(&mut self) {
         let names: Vec<_> = self.processes.keys().cloned().collect();
         for name in names {
-            if !self.hangs(&self.processes[&name]) {
+            let process = &self.processes[&name];
+            if !self.hangs(process) && !self.is_late(process) {
                 let process = self.process(&name);
                 process.queue.drain(..).collect::<Vec<_>>().into_iter().for_each(|units| process.wanted = units);
             }
@@ -266,7 +273,8 @@ impl World {
         if !self.processes.contains_key(&step.vm) {
             return Outcome::NotSent("the VM is gone".into());
         }
-        let (hangs, looks) = (self.hangs(&self.processes[&step.vm]), self.looks);
+        let process = &self.processes[&step.vm];
+        let (hangs, looks) = (self.hangs(process) || self.is_late(process), self.looks);
         let process = self.process(&step.vm);
         match process.nature {
             Nature::Refuses => return Outcome::Refused("no".into()),
