@@ -72,7 +72,7 @@ mod tests {
             "format",
             "listen = [ADDRESS, ...]",
             "total = SIZE",
-            "bound = PERCENT [default: 25%]",
+            "bound = PERCENT",
         ] {
             assert!(page.contains(&format!("\\fB{words}\\fR")), "{words}: {page}");
         }

@@ -261,6 +261,11 @@ fn what_the_files_say_holds() {
     let check = run(&["config", "check", "--config", config.path().to_str().unwrap()]);
     let said = String::from_utf8(check.stdout).unwrap();
     assert!(said.contains("b.toml:3: weight: `heavy`") && !said.contains("a.toml"), "{said}");
+    let shown = run(&["config", "show", "a", "--origin", "--config", config.path().to_str().unwrap()]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    for words in ["\n[memory]\nminimum = \"7M\"    # ", "vms/a.toml:3\n", "bound = \"none\"    # ", "remoca.toml:5\n"] {
+        assert!(shown.contains(words), "`{words}` is missing in: {shown}");
+    }
     write("remoca.toml", "[host]\ntotl = '16M'\n");
     let wrong = run(&["host", "--once", "--config", config.path().to_str().unwrap()]);
     expect_refusal(&wrong, CONFIGURATION, &["remoca.toml:3: unknown key `totl`: did you mean `total`?"]);
