@@ -5,6 +5,7 @@ use remoca_io::lock::lock_whole;
 use remoca_io::small_file;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum size of the file.
@@ -43,7 +44,9 @@ impl HostLock {
     /// # Errors
     /// `WouldBlock` if another daemon has it, or another error of the system.
     pub fn take(path: &Path) -> io::Result<Self> {
-        let file = File::options().create(true).truncate(false).write(true).read(true).open(path)?;
+        // A reader could lock it too.
+        let mut options = File::options();
+        let file = options.create(true).truncate(false).write(true).read(true).mode(0o600).open(path)?;
         lock_whole(&file)?;
         Ok(Self { _file: file })
     }
