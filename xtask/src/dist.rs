@@ -36,6 +36,7 @@ const PACKAGES: [Package; 2] = [
             ("packaging/remoca-disk@.service", "usr/lib/systemd/system/remoca-disk@.service", 0o644),
             ("packaging/remoca-qcow2@.service", "usr/lib/systemd/system/remoca-qcow2@.service", 0o644),
             ("packaging/remoca-serve.service", "usr/lib/systemd/system/remoca-serve.service", 0o644),
+            ("packaging/remoca-host.service", "usr/lib/systemd/system/remoca-host.service", 0o644),
             ("packaging/libvirt-hook", "etc/libvirt/hooks/qemu.d/remoca", 0o755),
             ("packaging/needrestart.conf", "etc/needrestart/conf.d/remoca.conf", 0o644),
             ("packaging/remoca.toml", "usr/share/doc/remoca/examples/remoca.toml", 0o644),

@@ -72,7 +72,7 @@ pub fn run(args: &CurveArgs) -> Result<()> {
 }
 
 fn ask(socket: &Path, disk: Option<String>) -> Result<CurveStatus> {
-    let reply = control::call(socket, Command::Curve { disk }).map_err(|error| {
+    let reply = control::call(socket, Command::Curve { disk, grid: None }).map_err(|error| {
         runtime::explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
     })?;
     match reply {

@@ -8,8 +8,10 @@ mod failure;
 mod forget;
 mod generate;
 mod group;
+mod host;
 mod hypervisor;
 mod log;
+mod memory;
 mod migrate;
 mod qcow2;
 mod runtime;
@@ -45,6 +47,7 @@ enum Command {
     Set(set::SetArgs),
     Forget(forget::ForgetArgs),
     TakeBack(take_back::TakeBackArgs),
+    Host(Box<host::HostArgs>),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
     Support(support::SupportArgs),
@@ -69,6 +72,7 @@ pub fn main() -> ExitCode {
         Command::Set(args) => set::run(&args),
         Command::Forget(args) => forget::run(&args),
         Command::TakeBack(args) => take_back::run(&args),
+        Command::Host(args) => host::run(&args, &words),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Support(args) => support::run(&args),

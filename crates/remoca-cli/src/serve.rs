@@ -206,7 +206,10 @@ impl Locking {
 }
 
 /// Parses a time such as `500ms`, `60s`, `5m` or `1h`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// If the text is no time, or longer than a month.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     const MONTH_MS: u64 = 31 * 24 * 3_600_000;
     let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let ms_per_unit = match &text[number.len()..] {

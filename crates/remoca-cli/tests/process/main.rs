@@ -24,6 +24,7 @@ mod groups;
 mod growth;
 mod guest_memory;
 mod hanging;
+mod host;
 mod io_thread;
 mod kept;
 mod local;

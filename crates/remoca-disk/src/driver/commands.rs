@@ -42,8 +42,8 @@ impl Driver {
                 sizes.measure_for(request, guests.disks_mut(), host.instant());
                 continue;
             }
-            if let Command::Curve { disk } = &request.command {
-                let reply = match curve_status(&self.vm, disk.as_deref()) {
+            if let Command::Curve { disk, grid } = &request.command {
+                let reply = match curve_status(&self.vm, disk.as_deref(), *grid) {
                     Ok(curve) => Reply::Curve(Box::new(curve)),
                     Err(error) => Reply::Error { error },
                 };

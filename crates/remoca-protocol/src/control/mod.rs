@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use curve::{CurvePoint, CurveStatus, ForecastStatus};
+pub use curve::{CURVE_POINTS_MAX, CurveGrid, CurvePoint, CurveStatus, ForecastStatus};
 pub use secret::{SECRET_BYTES, Secret, TEXT_BYTES as SECRET_TEXT_BYTES};
 pub use status::{
     CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
@@ -20,6 +20,8 @@ pub use status::{
 
 /// Maximum size of a command in bytes.
 pub const LINE_BYTES_MAX: usize = 8192;
+/// Maximum size of an answer in bytes.
+pub const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Why an upgrade is refused that may be asked for again soon.
 pub const UPGRADE_UNDER_WAY: &str = "another upgrade is under way";
 /// Maximum time for a command to arrive, and for its answer to be received.
@@ -38,6 +40,9 @@ pub enum Command {
         /// Name of the disk.
         #[serde(default)]
         disk: Option<String>,
+        /// Sizes of the curve, in place of those from 1 MiB on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grid: Option<CurveGrid>,
     },
     /// Changes the settings that are given.
     Set {
@@ -180,7 +185,11 @@ mod tests {
         let migrate = Command::Migrate { to: "tcp:h:1".into(), key: key.parse().unwrap() };
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
-            (Command::Curve { disk: Some("a".into()) }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
+            (Command::Curve { disk: Some("a".into()), grid: None }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
+            (
+                Command::Curve { disk: None, grid: Some(CurveGrid { step_bytes: 1 << 20, count: 3 }) },
+                r#"{"op":"curve","disk":null,"grid":{"step_bytes":1048576,"count":3}}"#.to_owned(),
+            ),
             (
                 set(false),
                 r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"]}"#.to_owned(),
