@@ -19,8 +19,10 @@ mod size;
 mod status;
 mod support;
 mod take_back;
+mod top;
 mod upgrade;
 mod vm;
+mod web;
 mod xml;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -40,6 +42,8 @@ enum Command {
     Disk(Box<disk::DiskArgs>),
     Config(config::ConfigArgs),
     Status(status::StatusArgs),
+    Top(top::TopArgs),
+    Web(web::WebArgs),
     Curve(curve::CurveArgs),
     Set(set::SetArgs),
     TakeBack(take_back::TakeBackArgs),
@@ -63,6 +67,8 @@ pub fn main() -> ExitCode {
         Command::Disk(args) => disk::run(&args, &words),
         Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(args),
+        Command::Web(args) => web::run(args),
         Command::Curve(args) => curve::run(&args),
         Command::Set(args) => set::run(&args),
         Command::TakeBack(args) => take_back::run(&args),

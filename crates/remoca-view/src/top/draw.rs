@@ -1,0 +1,271 @@
+//! Draws the screen. Pure: from the state into a buffer.
+
+use super::app::App;
+use crate::columns::{self, COLUMNS, Row as VmRow};
+use crate::curve::{self, chart};
+use crate::details;
+use crate::finding::Level;
+use crate::snapshot::Snapshot;
+use crate::text::{milliseconds, show_time};
+use crate::vm::Vm;
+use ratatui::Frame;
+use ratatui::layout::{Alignment, Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
+use remoca_io::show::show_size;
+
+const KEYS: &str = "q quit   up/down select   Enter details   left/right sort by   r reverse   PgUp/PgDn scroll";
+/// Most problems that the screen shows while it has other things to show.
+const PROBLEMS_MAX: usize = 5;
+const NAME_WIDTH_MIN: usize = 12;
+
+/// Returns the height that shows everything but details.
+#[must_use]
+pub fn height(app: &App) -> u16 {
+    let snapshot = app.snapshot.as_deref();
+    let problems = snapshot.map_or(1, |snapshot| snapshot.problems.len().max(1) * 2);
+    let rows = snapshot.map_or(0, |snapshot| snapshot.vms.len() + 1);
+    u16::try_from(3 + problems + rows).unwrap_or(u16::MAX)
+}
+
+/// Draws the screen. With `shows_all` every problem is shown, and no key.
+pub fn draw(frame: &mut Frame<'_>, app: &App, shows_all: bool) {
+    let area = frame.area();
+    let Some(snapshot) = app.snapshot.as_deref() else {
+        let text = app.error.as_deref().unwrap_or("Asking the VM processes of this host ...");
+        return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), area);
+    };
+    let shown = if shows_all { snapshot.problems.len() } else { snapshot.problems.len().min(PROBLEMS_MAX) };
+    let problems = problem_lines(snapshot, shown);
+    let problems_height = u16::try_from(problems.len()).unwrap_or(u16::MAX);
+    let details = if app.has_details && !shows_all { Constraint::Percentage(60) } else { Constraint::Length(0) };
+    let [title, wrong, table, below, keys] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Length(problems_height),
+        Constraint::Min(3),
+        details,
+        Constraint::Length(u16::from(!shows_all)),
+    ])
+    .areas(area);
+    frame.render_widget(title_line(app, snapshot), title);
+    frame.render_widget(Paragraph::new(problems), wrong);
+    draw_table(frame, table, app, snapshot, shows_all);
+    if let Some(vm) = app.vm().filter(|_| app.has_details) {
+        draw_details(frame, below, vm, app.scroll);
+    }
+    frame.render_widget(Paragraph::new(KEYS).style(Style::new().fg(Color::DarkGray)), keys);
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time since 1970")]
+fn title_line(app: &App, snapshot: &Snapshot) -> Line<'static> {
+    let (answering, all) = (snapshot.statuses().count(), snapshot.vms.len());
+    let time = show_time(snapshot.taken_s as u64);
+    let text = format!(
+        "remoca {}   snapshot {} of {time}   {answering} of {all} VMs answer",
+        snapshot.host, snapshot.snapshot
+    );
+    let mut line = Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
+    if let Some(error) = &app.error {
+        line.push_span(Span::styled(format!("   old: {error}"), style(Level::Failed)));
+    }
+    line
+}
+
+fn style(level: Level) -> Style {
+    match level {
+        Level::Ok => Style::new().fg(Color::Green),
+        Level::Warning => Style::new().fg(Color::Yellow),
+        Level::Failed => Style::new().fg(Color::Red).add_modifier(Modifier::BOLD),
+    }
+}
+
+/// Returns two lines for each of the first `count` problems: what is wrong, and what to do.
+fn problem_lines(snapshot: &Snapshot, count: usize) -> Vec<Line<'static>> {
+    let problems = &snapshot.problems;
+    if snapshot.vms.is_empty() {
+        return vec![Line::raw("No VM process runs here: start one with `remoca disk`.")];
+    }
+    if problems.is_empty() {
+        let text = format!("nothing is wrong with the {} VMs of this host", snapshot.vms.len());
+        return vec![Line::from(vec![Span::styled("ok       ", style(Level::Ok)), Span::raw(text)])];
+    }
+    let mut lines = Vec::new();
+    for problem in &problems[..count] {
+        let level = Span::styled(format!("{:<8} ", problem.finding.level.word()), style(problem.finding.level));
+        lines.push(Line::from(vec![level, Span::raw(format!("{}: {}", problem.whose(), problem.found()))]));
+        let advice = problem.finding.advice.clone().unwrap_or_default();
+        lines.push(Line::from(Span::styled(format!("         {advice}"), Style::new().fg(Color::DarkGray))));
+    }
+    if count < problems.len() {
+        lines.push(Line::raw(format!("         {} more: `remoca check`", problems.len() - count)));
+    }
+    lines
+}
+
+fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, snapshot: &Snapshot, shows_all: bool) {
+    let rows = app.rows();
+    let total = columns::total(snapshot);
+    let widths = widths(&rows, total.as_ref());
+    let heading = |at: usize, text: &str| {
+        let is_order = app.order.column == at.checked_sub(1) && !shows_all;
+        let style =
+            Style::new().add_modifier(if is_order { Modifier::BOLD | Modifier::UNDERLINED } else { Modifier::BOLD });
+        let is_number = at.checked_sub(1).is_some_and(|column| COLUMNS[column].is_number);
+        Cell::new(aligned(text, is_number)).style(style)
+    };
+    let headings = std::iter::once("VM").chain(COLUMNS.iter().map(|column| column.heading));
+    let headings = Row::new(headings.enumerate().map(|(at, text)| heading(at, text)).collect::<Vec<_>>());
+    let line = |row: &VmRow| {
+        let name =
+            Cell::new(row.name.clone()).style(if row.level == Level::Ok { Style::new() } else { style(row.level) });
+        let cells =
+            row.cells.iter().zip(&COLUMNS).map(|(cell, column)| Cell::new(aligned(&cell.text, column.is_number)));
+        Row::new(std::iter::once(name).chain(cells).collect::<Vec<_>>())
+    };
+    let footer = total.as_ref().map(|total| line(total).style(Style::new().add_modifier(Modifier::BOLD)));
+    let mut table = Table::new(rows.iter().map(line), widths).header(headings).column_spacing(1);
+    if let Some(footer) = footer {
+        table = table.footer(footer);
+    }
+    if shows_all {
+        return frame.render_widget(table, area);
+    }
+    let table = table.row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    let mut state = TableState::new().with_selected((!rows.is_empty()).then(|| app.place()));
+    frame.render_stateful_widget(table, area, &mut state);
+}
+
+/// Returns the width of each column: that of its widest text. The last one has what is left.
+fn widths(rows: &[VmRow], total: Option<&VmRow>) -> Vec<Constraint> {
+    let all = || rows.iter().chain(total);
+    let width = |texts: &mut dyn Iterator<Item = usize>, least: usize| {
+        Constraint::Length(u16::try_from(texts.fold(least, usize::max)).unwrap_or(u16::MAX))
+    };
+    let name = width(&mut all().map(|row| row.name.chars().count()), NAME_WIDTH_MIN);
+    let cells = COLUMNS.iter().enumerate().map(|(at, column)| {
+        if at + 1 == COLUMNS.len() {
+            return Constraint::Min(10);
+        }
+        width(&mut all().map(|row| row.cells[at].text.chars().count()), column.heading.len())
+    });
+    std::iter::once(name).chain(cells).collect()
+}
+
+fn aligned(text: &str, is_number: bool) -> Text<'static> {
+    Text::from(text.to_owned()).alignment(if is_number { Alignment::Right } else { Alignment::Left })
+}
+
+fn draw_details(frame: &mut Frame<'_>, area: Rect, vm: &Vm, scroll: u16) {
+    let [left, right] = Layout::horizontal([Constraint::Percentage(50), Constraint::Percentage(50)]).areas(area);
+    let mut lines = Vec::new();
+    if let Some(silence) = &vm.silence {
+        lines.push(Line::styled(silence.text().to_owned(), style(Level::Failed)));
+    }
+    for detail in vm.status.iter().flat_map(|shown| details::of(&shown.status, None)) {
+        let label = Span::styled(format!("{:<11} ", detail.label), Style::new().fg(Color::DarkGray));
+        lines.push(Line::from(vec![label, Span::raw(detail.text)]));
+    }
+    let block = Block::new().borders(Borders::TOP).title(format!(" {} since its start ", vm.name));
+    frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: false }).scroll((scroll, 0)).block(block), left);
+    let [hits, times, prospect] =
+        Layout::vertical([Constraint::Length(4), Constraint::Length(4), Constraint::Min(5)]).areas(right);
+    let percents: Vec<Option<u64>> =
+        vm.history.iter().map(|moment| moment.hit_ratio.map(|hits| whole(hits * 100.0))).collect();
+    let newest = percents.iter().rev().find_map(|value| *value).map_or("-".into(), |hits| format!("{hits} %"));
+    draw_past(frame, hits, &format!(" Hits: {newest} "), percents, Some(100));
+    let micros: Vec<Option<u64>> = vm.history.iter().map(|moment| moment.read_us.map(whole)).collect();
+    let newest = vm.history.iter().rev().find_map(|moment| moment.read_us).map_or("-".into(), milliseconds);
+    draw_past(frame, times, &format!(" Mean time of a read: {newest} "), micros, None);
+    let block = Block::new().borders(Borders::TOP).title(" What more or less memory would do ");
+    frame.render_widget(Paragraph::new(prospect_text(vm)).block(block), prospect);
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a bar has no more digits")]
+fn whole(value: f64) -> u64 {
+    value.max(0.0) as u64
+}
+
+/// Draws the newest values as bars, the newest at the right end.
+fn draw_past(frame: &mut Frame<'_>, area: Rect, title: &str, mut values: Vec<Option<u64>>, most: Option<u64>) {
+    let width = usize::from(area.width);
+    values.drain(..values.len().saturating_sub(width));
+    let block = Block::new().borders(Borders::TOP).title(title.to_owned());
+    let bars = Sparkline::default().data(values).block(block).style(Style::new().fg(Color::Cyan));
+    frame.render_widget(most.map_or_else(|| bars.clone(), |most| bars.clone().max(most)), area);
+}
+
+fn prospect_text(vm: &Vm) -> String {
+    let Some(prospect) = &vm.prospect else {
+        return "Its miss-ratio curve is not known yet: that takes some reads.".into();
+    };
+    let mut text = format!("{:>8}{:>8}{:>6}{:>14}\n", "CACHE", "HITS %", "+-", "READ, MEAN");
+    for row in &prospect.sizes {
+        let read = row.read_us.map_or("-".into(), milliseconds);
+        let mark = if row.is_present { "  <- has now" } else { "" };
+        let (size, hits, error) = (show_size(row.bytes), row.hit_ratio * 100.0, row.standard_error * 100.0);
+        text += &format!("{size:>8}{hits:>8.1}{error:>6.1}{read:>14}{mark}\n");
+    }
+    if let Some(curve) = &vm.curve {
+        text += "\n";
+        text += &chart::draw(curve, &curve::Figures::of(curve, None, curve::SERVER_US));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::screen_text;
+    use super::*;
+    use crate::testing::{full_snapshot, full_status, snapshot};
+    use std::sync::Arc;
+
+    fn app(snapshot: Snapshot) -> App {
+        let mut app = App::default();
+        app.take(Ok(Arc::new(snapshot)));
+        app
+    }
+
+    #[test]
+    fn the_screen_has_a_line_for_each_vm_and_a_total() {
+        let app = app(full_snapshot(3));
+        let text = screen_text(&app, 140, height(&app), true);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].starts_with("remoca host   snapshot 2 of 22:13:25Z   3 of 3 VMs answer"), "{text}");
+        assert!(lines[1].starts_with("ok       nothing is wrong with the 3 VMs"), "{text}");
+        assert!(lines[2].starts_with("VM           CACHE") && lines[6].starts_with("TOTAL"), "{text}");
+        assert!(lines[3].starts_with("web000") && lines[3].contains("tcp:donor1:7070 512M"), "{text}");
+    }
+
+    #[test]
+    fn what_is_wrong_stands_first_even_on_a_small_screen() {
+        let mut ill = full_status(1, 3);
+        ill.cache.granted_bytes = 512 << 20;
+        let mut app = app(snapshot(vec![Ok(ill), Err("hung")]));
+        let text = screen_text(&app, 80, 12, false);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].starts_with("failed   hung: process: it has not answered for 1 s"), "{text}");
+        assert!(lines[3].starts_with("warning  web001: server tcp:donor1:7070 or tcp:donor2:7070: full"), "{text}");
+        app.has_details = true;
+        for (width, height) in [(1, 1), (20, 5), (80, 24), (200, 60)] {
+            screen_text(&app, width, height, false);
+        }
+    }
+
+    #[test]
+    fn details_have_lines_history_and_curve() {
+        let mut app = app(full_snapshot(2));
+        (app.has_details, app.selected) = (true, Some("web001".into()));
+        let text = screen_text(&app, 160, 50, false);
+        for words in [
+            "web001 since its start",
+            "helps",
+            "Hits: ",
+            "Mean time of a read: ",
+            "<- has now",
+            "Hits of web1 with a cache",
+        ] {
+            assert!(text.contains(words), "`{words}` is missing in:\n{text}");
+        }
+    }
+}
