@@ -112,8 +112,8 @@ fn level(name: &str, problems: &[Problem]) -> Level {
 fn memory_from(vm: &Vm) -> String {
     let Some(shown) = &vm.status else { return "-".into() };
     let pools = shown.status.pools.iter().map(|pool| {
-        let place = if pool.is_mapped { " (this host)" } else { "" };
-        format!("{}{place} {}", pool.server, show_size(pool.granted_bytes))
+        let place = if pool.is_mapped { "this host" } else { pool.server.trim_start_matches("tcp:") };
+        format!("{place} {}", show_size(pool.granted_bytes))
     });
     let all = pools.collect::<Vec<_>>().join(", ");
     if all.is_empty() { "-".into() } else { all }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
+pub mod browser;
 mod fleet;
 
 pub use fleet::{Fleet, full_status};

@@ -23,10 +23,10 @@ const NAME_WIDTH_MIN: usize = 12;
 /// Returns the height that shows everything but details.
 #[must_use]
 pub fn height(app: &App) -> u16 {
-    let snapshot = app.snapshot.as_deref();
-    let problems = snapshot.map_or(1, |snapshot| snapshot.problems.len().max(1) * 2);
-    let rows = snapshot.map_or(0, |snapshot| snapshot.vms.len() + 1);
-    u16::try_from(3 + problems + rows).unwrap_or(u16::MAX)
+    let Some(snapshot) = app.snapshot.as_deref() else { return 1 };
+    let problems = problem_lines(snapshot, snapshot.problems.len()).len();
+    let rows = snapshot.vms.len() + usize::from(columns::total(snapshot).is_some());
+    u16::try_from(2 + problems + rows).unwrap_or(u16::MAX)
 }
 
 /// Draws the screen. With `shows_all` every problem is shown, and no key.
@@ -43,7 +43,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, shows_all: bool) {
     let [title, wrong, table, below, keys] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(problems_height),
-        Constraint::Min(3),
+        Constraint::Min(2),
         details,
         Constraint::Length(u16::from(!shows_all)),
     ])
@@ -229,12 +229,12 @@ mod tests {
     #[test]
     fn the_screen_has_a_line_for_each_vm_and_a_total() {
         let app = app(full_snapshot(3));
-        let text = screen_text(&app, 140, height(&app), true);
+        let text = screen_text(&app, 160, height(&app), true);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("remoca host   snapshot 2 of 22:13:25Z   3 of 3 VMs answer"), "{text}");
         assert!(lines[1].starts_with("ok       nothing is wrong with the 3 VMs"), "{text}");
         assert!(lines[2].starts_with("VM           CACHE") && lines[6].starts_with("TOTAL"), "{text}");
-        assert!(lines[3].starts_with("web000") && lines[3].contains("tcp:donor1:7070 512M"), "{text}");
+        assert!(lines[3].starts_with("web000") && lines[3].contains("donor1:7070 512M, donor2:7070 256M, this host 256M"), "{text}");
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
         assert!(lines[3].starts_with("warning  web001: server tcp:donor1:7070 or tcp:donor2:7070: full"), "{text}");
         app.has_details = true;
         for (width, height) in [(1, 1), (20, 5), (80, 24), (200, 60)] {
-            screen_text(&app, width, height, false);
+            let _ = screen_text(&app, width, height, false);
         }
     }
 

@@ -30,7 +30,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Width of a frame that goes to no terminal.
-const WIDTH: u16 = 140;
+const WIDTH: u16 = 160;
 /// Time between the two snapshots of a single frame: its figures are those in between.
 const ONCE: Duration = Duration::from_secs(1);
 

@@ -65,9 +65,9 @@ mod tests {
 
     fn told(method: Method, uri: &str, hosts: &[&str]) -> Option<u16> {
         let mut headers = HeaderMap::new();
-        hosts.iter().for_each(|host| {
-            drop(headers.append(header::HOST, HeaderValue::from_bytes(host.as_bytes()).expect("a value")))
-        });
+        for host in hosts {
+            headers.append(header::HOST, HeaderValue::from_bytes(host.as_bytes()).expect("a value"));
+        }
         let own = Hosts::new(&["10.0.0.7".parse().expect("an address")], &["Page.example".into()]);
         refusal(&method, &uri.parse().expect("a URI"), &headers, &own).map(|(status, _)| status.as_u16())
     }
