@@ -61,7 +61,13 @@ fn ail(fleet: &Fleet) {
     fleet.change(2, |status| {
         status.hedging.disk = Some(remoca_protocol::control::NormalLatency { p50_us: 184_000.0, p99_us: 910_000.0 });
     });
-    fleet.change(5, |status| status.cache.granted_bytes /= 4);
+    fleet.change(5, |status| {
+        status.cache.granted_bytes /= 4;
+        status.cache.used_bytes = status.cache.granted_bytes;
+        status.servers.iter_mut().for_each(|server| server.possible_bytes = Some(256 << 20));
+        status.pools.truncate(2);
+        status.pools.iter_mut().for_each(|pool| pool.granted_bytes = 256 << 20);
+    });
     fleet.change(7, |status| {
         if let Some(port) = &mut status.port {
             port.agent_heard_s_ago = Some(412);

@@ -82,7 +82,7 @@ impl Lately {
     #[must_use]
     pub fn period(&self) -> String {
         let time = crate::text::show_seconds(self.seconds);
-        if self.is_since_start { format!("in {time}, since its start") } else { format!("in the last {time}") }
+        if self.is_since_start { format!("in the {time} since its start") } else { format!("in the last {time}") }
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
         let mut past = Past::default();
         let (first, before) = past.add(&at(5000.0, 7), 0.0);
         assert!(first.is_since_start && first.wrong_pages == 7 && before.is_none());
-        assert_eq!(first.period(), "in 83m, since its start");
+        assert_eq!(first.period(), "in the 83m since its start");
         for number in 1..=119 {
             let now_s = f64::from(number) * 5.0;
             let (lately, before) = past.add(&at(5000.0 + now_s, 7), now_s);

@@ -36,6 +36,7 @@ mod network_images;
 mod outages;
 mod qcow2;
 mod restart;
+mod screens;
 mod servers;
 mod strangers;
 mod support;

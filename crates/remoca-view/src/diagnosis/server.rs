@@ -19,7 +19,7 @@ pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
     let endpoints =
         in_use(shown).unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
     let found =
-        format!("it lies: {count} pages {period} were not what this VM had sent there. The guest got none of them");
+        format!("it lies: {count} pages were not what this VM had sent there ({period}). The guest got none of them");
     let advice =
         "Bad memory, or another program at that address? Take it out with `remoca set --server`, and test its memory";
     (count > 0).then(|| Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))

@@ -96,7 +96,8 @@ impl Seen {
     /// If it asked somebody else.
     #[track_caller]
     pub fn expect_no_other_host(&self, host: &str) {
-        let urls: Vec<&str> = self.network.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        let urls: Vec<&str> =
+            self.network.split("\"url\":\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         let own = format!("http://{host}/");
         assert!(urls.iter().any(|url| url.starts_with(&format!("{own}api/"))), "the page asked for nothing: {urls:?}");
         let is_own = |url: &str| url.starts_with(&own) || url.starts_with("data:");

@@ -234,7 +234,10 @@ mod tests {
         assert!(lines[0].starts_with("remoca host   snapshot 2 of 22:13:25Z   3 of 3 VMs answer"), "{text}");
         assert!(lines[1].starts_with("ok       nothing is wrong with the 3 VMs"), "{text}");
         assert!(lines[2].starts_with("VM           CACHE") && lines[6].starts_with("TOTAL"), "{text}");
-        assert!(lines[3].starts_with("web000") && lines[3].contains("donor1:7070 512M, donor2:7070 256M, this host 256M"), "{text}");
+        assert!(
+            lines[3].starts_with("web000") && lines[3].contains("donor1:7070 512M, donor2:7070 256M, this host 256M"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -157,7 +157,7 @@ function draw(tag, attributes, text) {
 function chart(caption, points, options) {
   const known = points.filter(([, y]) => y !== null);
   const figure = make("figure");
-  const [width, height, left, bottom, top] = [460, 150, 46, 20, 8];
+  const [width, height, left, bottom, top] = [460, 150, 58, 20, 8];
   const svg = draw("svg", { viewBox: "0 0 " + width + " " + height, role: "img", "aria-label": caption });
   const most = options.most !== undefined ? options.most : Math.max(...known.map(([, y]) => y), 0) || 1;
   const least = Math.min(0, ...known.map(([, y]) => y));

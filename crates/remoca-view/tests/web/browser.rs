@@ -11,7 +11,8 @@ fn cell<'a>(dom: &'a str, vm: &str, key: &str) -> (&'a str, Option<f64>) {
     let (_, cell) = row.split_once(&format!("data-key=\"{key}\"")).unwrap_or_else(|| panic!("no {key}: {row}"));
     let (attributes, rest) = cell.split_once('>').unwrap();
     let (text, _) = rest.split_once("</td>").unwrap();
-    let value = attributes.split_once("data-value=\"").map(|(_, rest)| rest.split_once('"').unwrap().0.parse().unwrap());
+    let value =
+        attributes.split_once("data-value=\"").map(|(_, rest)| rest.split_once('"').unwrap().0.parse().unwrap());
     (text, value)
 }
 
@@ -32,9 +33,15 @@ fn the_table_in_a_browser_is_the_snapshot() {
         let seen = browser.open(&format!("http://{}/", site.address));
         let after: Value = serde_json::from_str(content(&site.get("/api/overview", ""))).unwrap();
         seen.expect_no_other_host(&site.address.to_string());
-        assert!(seen.dom.contains("warning  web001") && seen.dom.contains("full: 256M of the 2G wanted"), "{}", seen.dom);
+        assert!(
+            seen.dom.contains("warning  web001") && seen.dom.contains("full: 256M of the 2G wanted"),
+            "{}",
+            seen.dom
+        );
         let shown = number(&seen.dom);
-        let Some(overview) = [before, after].into_iter().find(|overview| overview["snapshot"] == shown) else { continue };
+        let Some(overview) = [before, after].into_iter().find(|overview| overview["snapshot"] == shown) else {
+            continue;
+        };
         expect_table(&seen.dom, &overview);
         return;
     }
@@ -62,7 +69,8 @@ fn details_are_shown_in_a_browser_and_odd_names_are_text() {
     });
     let seen = browser.open(&format!("http://{}/#vm=web000&theme=dark", site.address));
     seen.expect_no_other_host(&site.address.to_string());
-    for part in ["data-theme=\"dark\"", "Hits, % of the blocks read", "tcp:donor2:7070", "(now)", "evictions_reported"] {
+    for part in ["data-theme=\"dark\"", "Hits, % of the blocks read", "tcp:donor2:7070", "(now)", "evictions_reported"]
+    {
         assert!(seen.dom.contains(part), "`{part}` is missing in {}", seen.dom);
     }
     assert!(!seen.dom.contains("<img") && seen.dom.contains("&lt;img src=x"), "{}", seen.dom);

@@ -29,7 +29,8 @@ fn all_paths_answer_and_say_what_a_browser_may_do_with_it() {
             assert!(answer.contains(line), "{path} lacks `{line}`");
         }
         assert!(!answer.to_lowercase().contains("access-control-allow"), "{path}");
-        let head = site.send(format!("HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes());
+        let head =
+            site.send(format!("HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").as_bytes());
         assert!(code(&head) == 200 && content(&head).is_empty(), "{head}");
     }
     let open = site.get("/metrics", "Accept: application/openmetrics-text;version=1.0.0\r\n");
@@ -90,7 +91,9 @@ fn huge_and_broken_heads_are_refused() {
     assert_eq!(code(&site.get("/healthz", &many)), 431);
     let path = "/".repeat(64 << 10);
     assert!([414, 431].contains(&code(&site.get(&path, ""))));
-    for broken in ["\0\0\0\0", "GET", "GET / HTTP/9.9\r\n\r\n", "\x16\x03\x01\x02\x00\x01", "GET / HTTP/1.1\r\nHost\r\n\r\n"] {
+    for broken in
+        ["\0\0\0\0", "GET", "GET / HTTP/9.9\r\n\r\n", "\x16\x03\x01\x02\x00\x01", "GET / HTTP/1.1\r\nHost\r\n\r\n"]
+    {
         let mut stream = site.connect();
         stream.write_all(broken.as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();

@@ -4,6 +4,7 @@ pub mod fake_server;
 pub mod hanging_fs;
 pub mod machine;
 pub mod model;
+pub mod page;
 pub mod program;
 pub mod random;
 pub mod syscalls;
