@@ -103,6 +103,7 @@ impl Taker {
             self.pasts.insert(socket, known);
         }
         vms.sort_by(|one, other| (&one.name, &one.socket).cmp(&(&other.name, &other.socket)));
+        tell_apart(&mut vms);
         Snapshot {
             snapshot: self.taken,
             taken_s: now_s,
@@ -111,6 +112,16 @@ impl Taker {
             problems: diagnosis::of_all(&vms),
             vms,
             host_report,
+        }
+    }
+}
+
+/// Gives VMs of one name, which processes of several users may have, names that differ.
+fn tell_apart(vms: &mut [Vm]) {
+    let names: Vec<String> = vms.iter().map(|vm| vm.name.clone()).collect();
+    for (vm, name) in vms.iter_mut().zip(&names) {
+        if names.iter().filter(|other| *other == name).count() > 1 {
+            vm.name = format!("{name} ({})", vm.socket.display());
         }
     }
 }
@@ -184,5 +195,66 @@ impl Snapshot {
     pub fn total(&self) -> Option<Figures> {
         let all: Vec<_> = self.statuses().map(|shown| shown.newest().clone()).collect();
         Figures::total(&all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{curve, full_status, snapshot};
+
+    fn answer(socket: &str, status: Result<Status, Silence>) -> Answer {
+        Answer { socket: socket.into(), status, curve: None }
+    }
+
+    #[test]
+    fn numbers_rise_by_one_and_rates_are_of_two_snapshots() {
+        let mut taker = Taker::default();
+        let first = taker.next(vec![answer("/a.ctl", Ok(full_status(1, 10)))], 0.0, None);
+        let second = taker.next(vec![answer("/a.ctl", Ok(full_status(1, 11)))], 5.0, None);
+        assert_eq!((first.snapshot, second.snapshot), (1, 2));
+        let (shown, before) =
+            (second.vms[0].status.as_ref().expect("it answers"), first.vms[0].status.as_ref().expect("it answers"));
+        assert!(before.recent.is_none() && shown.snapshot == 2);
+        let recent = shown.recent.as_ref().expect("two of them");
+        assert_eq!((recent.seconds, recent.reads), (5.0, shown.figures.reads - before.figures.reads));
+        assert_eq!((first.vms[0].history.len(), second.vms[0].history.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_vm_that_is_silent_keeps_its_name_and_what_was_before() {
+        let mut taker = Taker::default();
+        taker.next(vec![answer("/odd-name.ctl", Ok(full_status(1, 10)))], 0.0, None);
+        let silent = taker.next(vec![answer("/odd-name.ctl", Err(Silence::Hangs("it hangs".into())))], 5.0, None);
+        assert!(silent.vms[0].name == "web001" && silent.vms[0].newest().is_none());
+        let back = taker.next(vec![answer("/odd-name.ctl", Ok(full_status(1, 12)))], 10.0, None);
+        let recent = back.vms[0].newest().expect("it answers");
+        assert_eq!(recent.seconds, 10.0, "since it answered last");
+        let gone = taker.next(Vec::new(), 15.0, None);
+        assert!(gone.vms.is_empty() && gone.problems.is_empty());
+    }
+
+    #[test]
+    fn curves_are_read_in_turn() {
+        let sockets: Vec<PathBuf> = ["/a", "/b", "/c"].map(PathBuf::from).to_vec();
+        let mut taker = Taker::default();
+        assert_eq!(taker.wanted_curves(&sockets, 100.0, 2), sockets[..2]);
+        let all = sockets.iter().map(|socket| Answer {
+            curve: (socket != &sockets[1]).then(curve),
+            ..answer(&socket.display().to_string(), Ok(full_status(1, 1)))
+        });
+        taker.next(all.collect(), 70.0, None);
+        assert_eq!(taker.wanted_curves(&sockets, 60.0, 3), sockets[1..2], "the others are new");
+        assert_eq!(taker.wanted_curves(&sockets, 100.0, 1), sockets[1..2]);
+    }
+
+    #[test]
+    fn vms_of_one_name_are_told_apart() {
+        let names: Vec<_> = snapshot(vec![Ok(full_status(1, 1)), Ok(full_status(1, 1)), Ok(full_status(2, 1))])
+            .vms
+            .into_iter()
+            .map(|vm| vm.name)
+            .collect();
+        assert_eq!(names, ["web001 (/s/0.ctl)", "web001 (/s/1.ctl)", "web002"]);
     }
 }

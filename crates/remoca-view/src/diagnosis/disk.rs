@@ -1,6 +1,6 @@
 //! What is wrong with images and disks.
 
-use super::Found;
+use super::found::Found;
 use crate::shown::Shown;
 use crate::text::milliseconds;
 use crate::vm::Vm;

@@ -1,6 +1,6 @@
 //! What is wrong with a guest: its disks, its memory, its agent.
 
-use super::Found;
+use super::found::Found;
 use crate::figures::Agent;
 use crate::finding::Finding;
 use crate::shown::Shown;

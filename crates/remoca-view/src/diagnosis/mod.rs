@@ -4,6 +4,7 @@
 //! symptoms that follow from them, then what is worth knowing.
 
 mod disk;
+mod found;
 mod guest;
 mod server;
 
@@ -14,6 +15,7 @@ use crate::finding::{Finding, Level};
 use crate::lately::Lately;
 use crate::shown::Shown;
 use crate::vm::{Silence, Vm};
+use found::Found;
 use remoca_protocol::control::Status;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -32,37 +34,6 @@ pub struct Problem {
     shared: Option<String>,
 }
 
-/// What a rule finds: its level, what is wrong with what, and what to do.
-struct Found {
-    level: Level,
-    what: String,
-    found: String,
-    advice: String,
-    /// Address of the memory server that is the cause.
-    shared: Option<String>,
-}
-
-impl Found {
-    fn warning(what: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { level: Level::Warning, what: what.into(), found: found.into(), advice: advice.into(), shared: None }
-    }
-
-    fn failed(what: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { level: Level::Failed, ..Self::warning(what, found, advice) }
-    }
-
-    /// Returns this as a problem of a memory server, which other VMs may have as well.
-    fn of_server(self, endpoint: &str) -> Self {
-        Self { shared: Some(endpoint.into()), ..self }
-    }
-
-    /// Returns what is wrong in a finding, or `None` if it is well.
-    fn from_finding(finding: Finding) -> Option<Self> {
-        let Finding { what, level, found, advice } = finding;
-        (level != Level::Ok).then(|| Self { level, what, found, advice: advice.unwrap_or_default(), shared: None })
-    }
-}
-
 /// A rule: the name of its cause, and what finds it in a VM that answers.
 type Rule = (&'static str, fn(&Vm, &Shown) -> Option<Found>);
 
@@ -77,20 +48,20 @@ const RULES: [Rule; 24] = [
     ("lying-server", server::lies),
     ("slow-disk", disk::slow),
     ("slow-server", server::slow),
-    ("no-server", server::none),
     ("server-unreachable", server::unreachable),
     ("full-server", server::full),
     ("server-lost-pages", server::lost_pages),
-    ("fast-disk", server::is_no_faster),
     ("agent-gone", |_, shown| guest::agent(&shown.status).and_then(Found::from_finding)),
     ("disk-not-attached", |_, shown| Found::from_finding(guest::attached(&shown.status))),
     ("disks-elsewhere", guest::migrated),
     ("unknown-content", guest::unknown_content),
     ("misaligned", guest::misaligned),
     ("guest-too-large", guest::too_large),
-    ("configuration", |_, shown| Some(configuration(&shown.status)?)),
+    ("configuration", |_, shown| configuration(&shown.status)),
     ("old-version", |_, shown| Found::from_finding(process(&shown.status))),
     ("size-not-seen", disk::size_not_seen),
+    ("no-server", server::none),
+    ("fast-disk", server::is_no_faster),
     ("trace-lost", |_, shown| trace(&shown.status)),
 ];
 

@@ -1,6 +1,6 @@
 //! What is wrong with memory servers, as one VM sees them.
 
-use super::Found;
+use super::found::Found;
 use crate::figures::ServerState;
 use crate::shown::Shown;
 use crate::text::milliseconds;
@@ -61,8 +61,7 @@ pub fn is_no_faster(vm: &Vm, shown: &Shown) -> Option<Found> {
 }
 
 pub fn none(_: &Vm, shown: &Shown) -> Option<Found> {
-    let is_off = !shown.status.cache.enabled;
-    (shown.status.server.is_none() && !is_off).then(|| {
+    shown.status.server.is_none().then(|| {
         let advice = "Name one with --server, or with `server` in the configuration";
         Found::warning("server", "there is no memory server, so nothing is cached", advice)
     })

@@ -164,7 +164,8 @@ mod tests {
         press(&mut app, KeyCode::Left);
         assert_eq!(app.order.column, None);
         press(&mut app, KeyCode::Enter);
-        assert!(app.has_details && press(&mut app, KeyCode::Esc) == Next::Draw && !app.has_details);
+        assert!(app.has_details);
+        assert_eq!((press(&mut app, KeyCode::Esc), app.has_details), (Next::Draw, false));
         assert_eq!(press(&mut app, KeyCode::Esc), Next::Quit);
         assert_eq!(app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Next::Quit);
     }

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// A page of some VMs, with a snapshot each second.
 pub struct Page {
-    pub program: Program,
+    /// Ends with this.
+    _program: Program,
     pub address: String,
 }
 
@@ -27,7 +28,7 @@ impl Page {
             address = line.map(|line| line.trim_end_matches('/').to_owned()).unwrap_or_default();
             !address.is_empty()
         });
-        Self { program, address }
+        Self { _program: program, address }
     }
 
     /// Returns the content of a path.
