@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut app = App::default();
     app.take(Ok(Arc::new(snapshot)));
-    let whole = screen(&app, 160, height(&app), true);
+    let whole = screen(&app, 160, height(&app, 160), true);
     std::fs::write(target.join("top.svg"), svg::picture(&whole))?;
     (app.has_details, app.selected) = (true, Some("web003".into()));
     std::fs::write(target.join("top-details.svg"), svg::picture(&screen(&app, 160, 50, false)))?;

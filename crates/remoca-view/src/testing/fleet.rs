@@ -104,9 +104,11 @@ fn answer(mut stream: UnixStream, number: u32, round: &mut u32, changes: &Change
     BufReader::new(&stream).read_until(b'\n', &mut line)?;
     let mut status = full_status(number, *round);
     let reply = match Command::parse(line.trim_ascii_end()) {
-        Ok(Command::Curve { .. }) => {
-            Reply::Curve(Box::new(CurveStatus { cache_bytes: status.cache.granted_bytes, ..curve() }))
-        }
+        Ok(Command::Curve { .. }) => Reply::Curve(Box::new(CurveStatus {
+            curve_of: status.name,
+            cache_bytes: status.cache.granted_bytes,
+            ..curve()
+        })),
         _ => {
             *round += 1;
             if let Some(change) = changes.lock().unwrap().get(&number) {

@@ -4,6 +4,7 @@ use super::app::App;
 use crate::columns::{self, COLUMNS, Row as VmRow};
 use crate::curve::{self, chart};
 use crate::details;
+use crate::diagnosis::Problem;
 use crate::finding::Level;
 use crate::snapshot::Snapshot;
 use crate::text::{milliseconds, show_time};
@@ -16,15 +17,15 @@ use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, T
 use remoca_io::show::show_size;
 
 const KEYS: &str = "q quit   up/down select   Enter details   left/right sort by   r reverse   PgUp/PgDn scroll";
-/// Most problems that the screen shows while it has other things to show.
-const PROBLEMS_MAX: usize = 5;
+/// Width of the words before a problem.
+const INDENT: usize = 9;
 const NAME_WIDTH_MIN: usize = 12;
 
-/// Returns the height that shows everything but details.
+/// Returns the height that shows everything but details in this width.
 #[must_use]
-pub fn height(app: &App) -> u16 {
+pub fn height(app: &App, width: u16) -> u16 {
     let Some(snapshot) = app.snapshot.as_deref() else { return 1 };
-    let problems = problem_lines(snapshot, snapshot.problems.len()).len();
+    let problems = problem_lines(snapshot, width, usize::MAX).len();
     let rows = snapshot.vms.len() + usize::from(columns::total(snapshot).is_some());
     u16::try_from(2 + problems + rows).unwrap_or(u16::MAX)
 }
@@ -36,8 +37,9 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, shows_all: bool) {
         let text = app.error.as_deref().unwrap_or("Asking the VM processes of this host ...");
         return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: false }), area);
     };
-    let shown = if shows_all { snapshot.problems.len() } else { snapshot.problems.len().min(PROBLEMS_MAX) };
-    let problems = problem_lines(snapshot, shown);
+    // The VMs have the other half.
+    let lines_max = if shows_all { usize::MAX } else { usize::from(area.height / 2).max(2) };
+    let problems = problem_lines(snapshot, area.width, lines_max);
     let problems_height = u16::try_from(problems.len()).unwrap_or(u16::MAX);
     let details = if app.has_details && !shows_all { Constraint::Percentage(60) } else { Constraint::Length(0) };
     let [title, wrong, table, below, keys] = Layout::vertical([
@@ -80,8 +82,8 @@ fn style(level: Level) -> Style {
     }
 }
 
-/// Returns two lines for each of the first `count` problems: what is wrong, and what to do.
-fn problem_lines(snapshot: &Snapshot, count: usize) -> Vec<Line<'static>> {
+/// Returns the lines of the first problems: what is wrong, and what to do. At most `lines_max` of them, each at most as wide as `width`.
+fn problem_lines(snapshot: &Snapshot, width: u16, lines_max: usize) -> Vec<Line<'static>> {
     let problems = &snapshot.problems;
     if snapshot.vms.is_empty() {
         return vec![Line::raw("No VM process runs here: start one with `remoca disk`.")];
@@ -90,15 +92,42 @@ fn problem_lines(snapshot: &Snapshot, count: usize) -> Vec<Line<'static>> {
         let text = format!("nothing is wrong with the {} VMs of this host", snapshot.vms.len());
         return vec![Line::from(vec![Span::styled("ok       ", style(Level::Ok)), Span::raw(text)])];
     }
-    let mut lines = Vec::new();
-    for problem in &problems[..count] {
-        let level = Span::styled(format!("{:<8} ", problem.finding.level.word()), style(problem.finding.level));
-        lines.push(Line::from(vec![level, Span::raw(format!("{}: {}", problem.whose(), problem.found()))]));
-        let advice = problem.finding.advice.clone().unwrap_or_default();
-        lines.push(Line::from(Span::styled(format!("         {advice}"), Style::new().fg(Color::DarkGray))));
+    let mut lines: Vec<Line<'static>> = Vec::new();
+    for (number, problem) in problems.iter().enumerate() {
+        let own = lines_of(problem, usize::from(width).saturating_sub(INDENT).max(20));
+        let is_last = number + 1 == problems.len();
+        // The first problem is shown as far as possible.
+        if number > 0 && lines.len() + own.len() + usize::from(!is_last) > lines_max {
+            lines.push(Line::raw(format!("{:INDENT$}{} more: `remoca check`", "", problems.len() - number)));
+            break;
+        }
+        lines.extend(own);
     }
-    if count < problems.len() {
-        lines.push(Line::raw(format!("         {} more: `remoca check`", problems.len() - count)));
+    lines.truncate(lines_max);
+    lines
+}
+
+fn lines_of(problem: &Problem, width: usize) -> Vec<Line<'static>> {
+    let level = problem.finding.level;
+    let found = wrapped(&format!("{}: {}", problem.whose(), problem.found()), width);
+    let words = std::iter::once(level.word()).chain(std::iter::repeat(""));
+    let found = found
+        .into_iter()
+        .zip(words)
+        .map(|(text, word)| Line::from(vec![Span::styled(format!("{word:INDENT$}"), style(level)), Span::raw(text)]));
+    let advice = wrapped(problem.finding.advice.as_deref().unwrap_or_default(), width);
+    let faint = Style::new().fg(Color::DarkGray);
+    found.chain(advice.into_iter().map(|text| Line::styled(format!("{:INDENT$}{text}", ""), faint))).collect()
+}
+
+/// Returns a text in lines of whole words; one that is wider than `width` has a line of its own.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => *line += &format!(" {word}"),
+            _ => lines.push(word.to_owned()),
+        }
     }
     lines
 }
@@ -229,7 +258,7 @@ mod tests {
     #[test]
     fn the_screen_has_a_line_for_each_vm_and_a_total() {
         let app = app(full_snapshot(3));
-        let text = screen_text(&app, 160, height(&app), true);
+        let text = screen_text(&app, 160, height(&app, 160), true);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("remoca host   snapshot 2 of 22:13:25Z   3 of 3 VMs answer"), "{text}");
         assert!(lines[1].starts_with("ok       nothing is wrong with the 3 VMs"), "{text}");
@@ -248,7 +277,11 @@ mod tests {
         let text = screen_text(&app, 80, 12, false);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[1].starts_with("failed   hung: process: it has not answered for 1 s"), "{text}");
-        assert!(lines[3].starts_with("warning  web001: server tcp:donor1:7070 or tcp:donor2:7070: full"), "{text}");
+        assert!(lines[2].starts_with("         hangs") || lines[2].starts_with("         Is it stopped"), "{text}");
+        assert!(text.contains("         1 more: `remoca check`"), "{text}");
+        let all = screen_text(&app, 80, height(&app, 80), true);
+        assert!(all.contains("\nwarning  web001: server tcp:donor1:7070 or tcp:donor2:7070: full:"), "{all}");
+        assert!(all.contains("\n         granted; tcp:donor1:7070 has at most 8G"), "{all}");
         app.has_details = true;
         for (width, height) in [(1, 1), (20, 5), (80, 24), (200, 60)] {
             let _ = screen_text(&app, width, height, false);

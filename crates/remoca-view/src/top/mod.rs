@@ -168,7 +168,7 @@ fn once(options: Options) -> Result<()> {
     app.take(Ok(Arc::new(snapshot)));
     let width =
         terminal::size().ok().filter(|_| std::io::stdout().is_terminal()).map_or(WIDTH, |(width, _)| width.max(80));
-    let text = screen_text(&app, width, height(&app), true);
+    let text = screen_text(&app, width, height(&app, width), true);
     match std::io::stdout().write_all(text.as_bytes()) {
         // Its reader has read enough.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
