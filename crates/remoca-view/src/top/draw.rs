@@ -20,6 +20,12 @@ const KEYS: &str = "q quit   up/down select   Enter details   left/right sort by
 /// Width of the words before a problem.
 const INDENT: usize = 9;
 const NAME_WIDTH_MIN: usize = 12;
+const LAST_WIDTH_MIN: u16 = 20;
+/// Columns in the order in which they get room where there is little.
+const FIRST: [&str; COLUMNS.len()] = [
+    "hits", "saved", "cache", "server", "disk_us", "hit_us", "reads", "double", "agent", "writes", "from", "used",
+    "evicted",
+];
 
 /// Returns the height that shows everything but details in this width.
 #[must_use]
@@ -135,22 +141,21 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, snapshot: &Snapshot, shows_all: bool) {
     let rows = app.rows();
     let total = columns::total(snapshot);
-    let widths = widths(&rows, total.as_ref());
-    let heading = |at: usize, text: &str| {
-        let is_order = app.order.column == at.checked_sub(1) && !shows_all;
+    let (shown, widths) = fitting(&rows, total.as_ref(), area.width);
+    let heading = |column: Option<usize>| {
+        let is_order = app.order.column == column && !shows_all;
         let style =
             Style::new().add_modifier(if is_order { Modifier::BOLD | Modifier::UNDERLINED } else { Modifier::BOLD });
-        let is_number = at.checked_sub(1).is_some_and(|column| COLUMNS[column].is_number);
-        Cell::new(aligned(text, is_number)).style(style)
+        let text = column.map_or("VM", |column| COLUMNS[column].heading);
+        Cell::new(aligned(text, column.is_some_and(|column| COLUMNS[column].is_number))).style(style)
     };
-    let headings = std::iter::once("VM").chain(COLUMNS.iter().map(|column| column.heading));
-    let headings = Row::new(headings.enumerate().map(|(at, text)| heading(at, text)).collect::<Vec<_>>());
+    let headings = std::iter::once(None).chain(shown.iter().copied().map(Some));
+    let headings = Row::new(headings.map(heading).collect::<Vec<_>>());
     let line = |row: &VmRow| {
         let name =
             Cell::new(row.name.clone()).style(if row.level == Level::Ok { Style::new() } else { style(row.level) });
-        let cells =
-            row.cells.iter().zip(&COLUMNS).map(|(cell, column)| Cell::new(aligned(&cell.text, column.is_number)));
-        Row::new(std::iter::once(name).chain(cells).collect::<Vec<_>>())
+        let cell = |column: &usize| Cell::new(aligned(&row.cells[*column].text, COLUMNS[*column].is_number));
+        Row::new(std::iter::once(name).chain(shown.iter().map(cell)).collect::<Vec<_>>())
     };
     let footer = total.as_ref().map(|total| line(total).style(Style::new().add_modifier(Modifier::BOLD)));
     let mut table = Table::new(rows.iter().map(line), widths).header(headings).column_spacing(1);
@@ -165,20 +170,36 @@ fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, snapshot: &Snapshot,
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// Returns the width of each column: that of its widest text. The last one has what is left.
-fn widths(rows: &[VmRow], total: Option<&VmRow>) -> Vec<Constraint> {
+/// Returns the columns that fit into a width, and the widths of the names and of these: those of their widest texts. The last column of all
+/// may be cut.
+fn fitting(rows: &[VmRow], total: Option<&VmRow>, width: u16) -> (Vec<usize>, Vec<Constraint>) {
     let all = || rows.iter().chain(total);
-    let width = |texts: &mut dyn Iterator<Item = usize>, least: usize| {
-        Constraint::Length(u16::try_from(texts.fold(least, usize::max)).unwrap_or(u16::MAX))
+    let widest = |texts: &mut dyn Iterator<Item = usize>, least: usize| {
+        u16::try_from(texts.fold(least, usize::max)).unwrap_or(u16::MAX)
     };
-    let name = width(&mut all().map(|row| row.name.chars().count()), NAME_WIDTH_MIN);
-    let cells = COLUMNS.iter().enumerate().map(|(at, column)| {
-        if at + 1 == COLUMNS.len() {
-            return Constraint::Min(10);
+    let name = widest(&mut all().map(|row| row.name.chars().count()), NAME_WIDTH_MIN);
+    let last = COLUMNS.len() - 1;
+    let width_of = |column: usize| match column {
+        _ if column == last => LAST_WIDTH_MIN,
+        _ => widest(&mut all().map(|row| row.cells[column].text.chars().count()), COLUMNS[column].heading.len()),
+    };
+    let mut left = width.saturating_sub(name);
+    let mut shown: Vec<usize> = Vec::new();
+    for key in FIRST {
+        let Some(column) = COLUMNS.iter().position(|column| column.key == key) else { continue };
+        let needed = width_of(column).saturating_add(1);
+        if needed <= left {
+            left -= needed;
+            shown.push(column);
         }
-        width(&mut all().map(|row| row.cells[at].text.chars().count()), column.heading.len())
-    });
-    std::iter::once(name).chain(cells).collect()
+    }
+    shown.sort_unstable();
+    let constraint = |column: &usize| match *column {
+        column if column == last => Constraint::Min(LAST_WIDTH_MIN),
+        column => Constraint::Length(width_of(column)),
+    };
+    let widths = std::iter::once(Constraint::Length(name)).chain(shown.iter().map(constraint)).collect();
+    (shown, widths)
 }
 
 fn aligned(text: &str, is_number: bool) -> Text<'static> {
@@ -281,7 +302,11 @@ mod tests {
         assert!(text.contains("         1 more: `remoca check`"), "{text}");
         let all = screen_text(&app, 80, height(&app, 80), true);
         assert!(all.contains("\nwarning  web001: server tcp:donor1:7070 or tcp:donor2:7070: full:"), "{all}");
-        assert!(all.contains("\n         granted; tcp:donor1:7070 has at most 8G"), "{all}");
+        assert!(all.contains("\n         wanted are granted; tcp:donor1:7070 has at most 8G"), "{all}");
+        assert!(COLUMNS.iter().all(|column| FIRST.contains(&column.key)));
+        // A narrow table has fewer columns, each as wide as it needs.
+        let small = screen_text(&app, 80, 30, false);
+        assert!(small.contains("CACHE HIT% HIT us DISK us SAVED") && !small.contains("MEMORY FROM"), "{small}");
         app.has_details = true;
         for (width, height) in [(1, 1), (20, 5), (80, 24), (200, 60)] {
             let _ = screen_text(&app, width, height, false);
