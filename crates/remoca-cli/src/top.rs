@@ -20,7 +20,7 @@ pub struct TopArgs {
     names: Vec<String>,
 
     /// Time between two looks
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
 
     /// Print one frame as text, of what happens in a second, and exit
