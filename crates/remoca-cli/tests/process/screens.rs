@@ -4,13 +4,14 @@ use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::page::Page;
-use super::support::program::{Serve, Signal, expect_refusal, run};
+use super::support::program::{REMOCA, Serve, Signal, command, expect_refusal, run};
 use super::support::wait_until;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 fn machine(name: &str, setup: Setup) -> Machine {
@@ -293,6 +294,28 @@ fn an_agent_that_is_gone_is_named_first() {
         "agent-gone",
         &["agent: last heard ", "what the guest evicts does not reach the cache"],
     );
+}
+
+/// `script` gives it a terminal, and keeps what is written there.
+#[test]
+fn the_terminal_screen_shows_a_vm_and_a_key_ends_it() {
+    let machine = machine("seen", Setup { seed: 916, ..Setup::default() });
+    let written = machine.folder.path().join("terminal");
+    let program = format!("stty rows 24 columns 100; exec {REMOCA} top -i 1 {}", machine.control().display());
+    let mut script = command("script");
+    script.args(["-q", "-f", "-e", "-c", &program]).arg(&written).env("TERM", "xterm");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let shown = || String::from_utf8_lossy(&std::fs::read(&written).unwrap_or_default()).into_owned();
+    let mut keys = script.stdin.take().unwrap();
+    wait_until("the VM is on the screen", || shown().matches("seen").count() > 1);
+    keys.write_all(b"q").unwrap();
+    let mut ended = None;
+    wait_until("the key ends it", || {
+        ended = script.try_wait().unwrap();
+        ended.is_some()
+    });
+    // The screen of before is back, with its cursor.
+    assert!(ended.unwrap().success() && shown().contains("\u{1b}[?1049l"), "{}", shown());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use ratatui::text::{Line, Span, Text};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, TableState, Wrap};
 use remoca_io::show::show_size;
 
-const KEYS: &str = "q quit   up/down select   Enter details   left/right sort by   r reverse   PgUp/PgDn scroll";
+const KEYS: &str = "q quit  up/down select  Enter details  left/right sort  r reverse  PgUp/PgDn scroll";
 /// Width of the words before a problem.
 const INDENT: usize = 9;
 const NAME_WIDTH_MIN: usize = 12;
@@ -32,7 +32,7 @@ const FIRST: [&str; COLUMNS.len()] = [
 pub fn height(app: &App, width: u16) -> u16 {
     let Some(snapshot) = app.snapshot.as_deref() else { return 1 };
     let problems = problem_lines(snapshot, width, usize::MAX).len();
-    let rows = snapshot.vms.len() + usize::from(columns::total(snapshot).is_some());
+    let rows = snapshot.vms.len().max(1) + usize::from(columns::total(snapshot).is_some());
     u16::try_from(2 + problems + rows).unwrap_or(u16::MAX)
 }
 
@@ -306,10 +306,18 @@ mod tests {
         assert!(COLUMNS.iter().all(|column| FIRST.contains(&column.key)));
         // A narrow table has fewer columns, each as wide as it needs.
         let small = screen_text(&app, 80, 30, false);
-        assert!(small.contains("CACHE HIT% HIT us DISK us SAVED") && !small.contains("MEMORY FROM"), "{small}");
+        assert!(small.contains("HIT% HIT us DISK us SAVED READ/s") && !small.contains("MEMORY FROM"), "{small}");
         app.has_details = true;
         for (width, height) in [(1, 1), (20, 5), (80, 24), (200, 60)] {
             let _ = screen_text(&app, width, height, false);
+        }
+    }
+
+    #[test]
+    fn a_host_without_vms_is_said_to_have_none() {
+        let app = app(snapshot(Vec::new()));
+        for text in [screen_text(&app, 80, height(&app, 80), true), screen_text(&app, 80, 24, false)] {
+            assert!(text.contains("\nNo VM process runs here: start one with `remoca disk`."), "{text}");
         }
     }
 
