@@ -22,8 +22,10 @@ mod size;
 mod status;
 mod support;
 mod take_back;
+mod top;
 mod upgrade;
 mod vm;
+mod web;
 mod xml;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -43,6 +45,8 @@ enum Command {
     Disk(Box<disk::DiskArgs>),
     Config(config::ConfigArgs),
     Status(status::StatusArgs),
+    Top(top::TopArgs),
+    Web(web::WebArgs),
     Curve(curve::CurveArgs),
     Set(set::SetArgs),
     Forget(forget::ForgetArgs),
@@ -68,6 +72,8 @@ pub fn main() -> ExitCode {
         Command::Disk(args) => disk::run(&args, &words),
         Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(args),
+        Command::Web(args) => web::run(args),
         Command::Curve(args) => curve::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Forget(args) => forget::run(&args),

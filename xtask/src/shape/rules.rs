@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Crates of the project that each crate is built with. A crate may name only crates that are listed above it here.
-const CRATES: [(&str, &[&str]); 16] = [
+const CRATES: [(&str, &[&str]); 17] = [
     ("remoca-core", &[]),
     ("remoca-protocol", &["remoca-core"]),
     ("remoca-io", &["remoca-protocol"]),
@@ -23,9 +23,19 @@ const CRATES: [(&str, &[&str]); 16] = [
     ("remoca-host", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
     ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-protocol"]),
+    ("remoca-view", &["remoca-io", "remoca-protocol"]),
     (
         "remoca-cli",
-        &["remoca-core", "remoca-disk", "remoca-host", "remoca-io", "remoca-protocol", "remoca-server", "remoca-store"],
+        &[
+            "remoca-core",
+            "remoca-disk",
+            "remoca-host",
+            "remoca-io",
+            "remoca-protocol",
+            "remoca-server",
+            "remoca-store",
+            "remoca-view",
+        ],
     ),
     (
         "remoca-bench",

@@ -1,8 +1,8 @@
 //! The report of the host's daemon as text.
 
 use crate::size::show_size;
-use crate::status::text::{percent, show_time};
 use remoca_protocol::host::{HostDecision, HostReport, HostVm};
+use remoca_view::text::{percent, show_time};
 use std::fmt::Write;
 
 const NAME_WIDTH_MIN: usize = 10;

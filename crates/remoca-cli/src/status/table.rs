@@ -1,9 +1,9 @@
 //! The table of VMs: a heading, and a line for each VM. Column widths are fixed except that of the names, so that the lines
 //! of later intervals align.
 
-use super::figures::{Agent, Figures, ServerState};
-use super::text::{micros, percent, rate, show_seconds, show_time};
 use crate::size::show_size;
+use remoca_view::figures::{Agent, Figures, ServerState};
+use remoca_view::text::{micros, percent, rate, show_seconds, show_time};
 
 /// One column.
 pub struct Column {
@@ -165,7 +165,7 @@ fn count(vm: &Figures, view: View, count: u64) -> String {
 fn bytes(vm: &Figures, view: View, bytes: u64) -> String {
     match view {
         View::Totals => show_size(bytes),
-        View::Rates { .. } => super::text::size_of_rate(vm.each_second(bytes)),
+        View::Rates { .. } => remoca_view::text::size_of_rate(vm.each_second(bytes)),
     }
 }
 
@@ -176,8 +176,9 @@ fn pool_and_faults(vm: &Figures) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::{Taken, tests::status};
     use super::*;
+    use remoca_view::figures::Taken;
+    use remoca_view::testing::status;
     use serde_json::json;
 
     fn vm() -> Figures {

@@ -39,6 +39,7 @@ mod network_images;
 mod outages;
 mod qcow2;
 mod restart;
+mod screens;
 mod servers;
 mod strangers;
 mod support;

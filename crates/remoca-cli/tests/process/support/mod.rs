@@ -5,6 +5,7 @@ pub mod fake_vm;
 pub mod hanging_fs;
 pub mod machine;
 pub mod model;
+pub mod page;
 pub mod program;
 pub mod random;
 pub mod syscalls;

@@ -1,7 +1,7 @@
 //! What follows from a curve: expected times, and reads that the disk would be spared.
 
 use remoca_protocol::control::{CurvePoint, CurveStatus};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Smallest size in the table, unless almost all that can hit already does there.
 const LEAST: u64 = 64 << 20;
@@ -9,7 +9,7 @@ const LEAST: u64 = 64 << 20;
 const ALMOST_ALL: f64 = 0.95;
 
 /// Figures of a curve.
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
     /// Time of a read that a memory server answers.
     pub server_us: f64,
@@ -21,7 +21,7 @@ pub struct Figures {
 }
 
 /// Figures of one size.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub bytes: u64,
     pub hit_ratio: f64,
@@ -96,8 +96,8 @@ fn mark_present(sizes: &mut Vec<Row>, bytes: u64, row: impl Fn(u64, f64, f64) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::curve;
     use super::*;
+    use crate::testing::curve;
 
     #[test]
     fn the_present_size_is_between_its_neighbours() {

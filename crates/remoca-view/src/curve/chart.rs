@@ -1,7 +1,7 @@
 //! A curve drawn with plain characters.
 
 use super::figures::{Figures, Row};
-use crate::size::show_size;
+use remoca_io::show::show_size;
 use remoca_protocol::control::CurveStatus;
 use std::fmt::Write;
 
@@ -53,8 +53,8 @@ fn shorten(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::curve;
     use super::*;
+    use crate::testing::curve;
 
     #[test]
     fn more_hits_are_higher_columns() {

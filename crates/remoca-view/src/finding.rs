@@ -1,9 +1,9 @@
-//! One line of `remoca check`.
+//! What was found about one thing: a line of `remoca check`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
     Ok,
@@ -12,7 +12,7 @@ pub enum Level {
 }
 
 /// What was found about one thing.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     pub what: String,
     pub level: Level,
@@ -35,13 +35,21 @@ impl Finding {
     }
 }
 
+impl Level {
+    /// Returns the level as a word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+        }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let level = match self.level {
-            Level::Ok => "ok",
-            Level::Warning => "warning",
-            Level::Failed => "failed",
-        };
+        let level = self.level.word();
         write!(f, "{level:<8} {}: {}", self.what, self.found)?;
         self.advice.iter().try_for_each(|advice| write!(f, ". {advice}"))
     }

@@ -1,6 +1,6 @@
 //! Figures as text for people: shares, times, rates.
 
-use crate::size::show_size;
+use remoca_io::show::show_size;
 
 /// Returns a share as a percentage, or `-` if there is none.
 pub fn percent(share: Option<f64>) -> String {
@@ -10,6 +10,12 @@ pub fn percent(share: Option<f64>) -> String {
 /// Returns a number of microseconds, or `-` if there is none.
 pub fn micros(us: Option<f64>) -> String {
     us.map_or("-".into(), |us| format!("{us:.0}"))
+}
+
+/// Returns a number of microseconds as milliseconds, such as `0.21 ms`.
+pub fn milliseconds(us: f64) -> String {
+    let ms = us / 1000.0;
+    if ms < 9.95 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") }
 }
 
 /// Returns a number of events for each second, with a decimal if there are few.

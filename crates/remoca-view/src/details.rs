@@ -1,8 +1,8 @@
 //! Everything about one VM, as lines of a label and a text. Pure.
 
-use super::figures::{Agent, Figures, ServerState, Taken, disk_us, each_second, traffic};
-use super::text::{rate, show_seconds, size_of_rate};
-use crate::size::show_size;
+use crate::figures::{Agent, Figures, ServerState, Taken, disk_us, each_second, traffic};
+use crate::text::{rate, show_seconds, size_of_rate};
+use remoca_io::show::show_size;
 use remoca_protocol::control::{
     DiskStatus, DiskTraffic, KnownServerStatus, LatencySummary, MemoryStatus, MigrationStatus, NormalLatency,
     PoolStatus, PortStatus, Status,
@@ -257,8 +257,8 @@ fn attached(attached: bool, outlives_crash: bool, nbd_clients: Option<usize>) ->
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::tests::status;
     use super::*;
+    use crate::testing::status;
     use serde_json::json;
 
     fn text_of(status: &Status, label: &str) -> String {

@@ -1,14 +1,14 @@
 //! Derives the figures of a VM's line from the counters of its VM process, since its start or over an interval. Pure.
 
 use remoca_protocol::control::{DiskStatus, DiskTraffic, LatencySummary, PortStatus, ServerStatus, Status};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 const BLOCK_BYTES: u64 = 4096;
 /// Age of a report from which an agent no longer counts as running. Agents report every ten seconds.
 const AGENT_SILENT_S: u64 = 30;
 
 /// Figures of one VM, or of several together.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     #[serde(skip)]
     pub name: String,
@@ -55,17 +55,18 @@ pub struct Figures {
 }
 
 /// Number of requests, and the sum of their latencies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
     pub count: u64,
     pub sum_ns: u64,
 }
 
 /// State of the agent in the guest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Agent {
     /// The VM has no eviction port.
+    #[default]
     NoPort,
     /// No agent has reported since the guest attached the port.
     NotHeard,
@@ -75,9 +76,10 @@ pub enum Agent {
 }
 
 /// State of the memory server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ServerState {
     /// No memory server is configured.
+    #[default]
     None,
     Unreachable,
     Connected,
@@ -126,6 +128,13 @@ impl Figures {
         }
     }
 
+    /// Returns the figures with what JSON leaves out, because `status`, from which they follow, has it.
+    #[must_use]
+    pub fn completed(self, status: &Status) -> Self {
+        let Self { name, cache_bytes, used_bytes, server, pool_at, failed_flushes, .. } = Self::of(status, None);
+        Self { name, cache_bytes, used_bytes, server, pool_at, failed_flushes, ..self }
+    }
+
     /// Returns the figures of all VMs together, for the last line.
     pub fn total(all: &[Self]) -> Option<Self> {
         let (first, others) = all.split_first()?;
@@ -170,6 +179,19 @@ impl Figures {
     }
 }
 
+/// Returns whether `earlier` is an older status of the program that reports `status`.
+#[must_use]
+pub fn is_same_program(earlier: &Status, status: &Status) -> bool {
+    let id = |status: &Status| (status.pid, status.upgrades);
+    id(earlier) == id(status) && earlier.name == status.name && earlier.uptime_s <= status.uptime_s
+}
+
+/// Returns the value of a counter of `status`, or 0 for one that its version does not have.
+#[must_use]
+pub fn counter(status: &Status, name: &str) -> u64 {
+    status.counters.get(name).copied().unwrap_or(0)
+}
+
 /// Returns `count` for each of `seconds`, or 0 for a period of no length.
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]
 pub fn each_second(count: u64, seconds: f64) -> f64 {
@@ -212,7 +234,9 @@ impl Taken {
         Self { count: now.count.saturating_sub(count), sum_ns: now.sum_ns.saturating_sub(sum_ns) }
     }
 
-    fn and(self, other: Self) -> Self {
+    /// Returns both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
         Self { count: self.count + other.count, sum_ns: self.sum_ns.saturating_add(other.sum_ns) }
     }
 
@@ -258,36 +282,10 @@ fn ratio(part: u64, all: u64) -> Option<f64> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
+    use crate::testing::status;
     use serde_json::{Value, json};
-
-    /// Returns the status of a process with these counters. The pairs are the count and the sum of its read
-    /// latencies.
-    pub fn status(counters: Value, cache_ns: [u64; 2], disk_ns: [u64; 2]) -> Status {
-        let latency = |[count, sum_ns]: [u64; 2]| {
-            json!({"count": count, "sum_ns": sum_ns, "mean_us": 0.0, "p50_us": 0.0, "p99_us": 0.0, "p999_us": 0.0,
-                "max_us": 0.0})
-        };
-        let status = json!({
-            "name": "vm", "pid": 1, "version": "0.1.0", "uptime_s": 1.0, "started": "cold", "port": null,
-            "server": {"endpoint": "unix:/s", "connected": true, "breaker": "closed", "error": null},
-            "servers": [
-                {"endpoint": "unix:/r", "in_use": false, "possible_bytes": null, "answered_s_ago": null, "error": "no"},
-                {"endpoint": "unix:/s", "in_use": true, "possible_bytes": 8192, "answered_s_ago": 1, "error": null},
-            ],
-            "cache": {"enabled": true, "wanted_bytes": 8192, "granted_bytes": 8192, "used_bytes": 4096,
-                "admission": "evictions", "hit_ratio": null},
-            "disks": [{"name": "a", "image": "i", "socket": "s", "bytes": 4096, "read_only": false, "store": "up",
-                "attached": true, "nbd_clients": null}],
-            "counters": counters,
-            "latency": {"read": latency([0, 0]), "read_from_cache": latency(cache_ns), "read_from_disk": latency(disk_ns),
-                "write": latency([0, 0])},
-            "hedging": {"late_after_us": 0.0, "disk": null, "server": null},
-            "memory": {"index_bytes": 0, "buffer_bytes": 0, "known_blocks": 0},
-        });
-        serde_json::from_value(status).unwrap()
-    }
 
     #[test]
     fn figures_follow_from_the_counters() {
