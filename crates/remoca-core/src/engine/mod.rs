@@ -64,7 +64,7 @@ pub use types::{
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
-use crate::units::{DiskIndex, PageCount, PoolIndex};
+use crate::units::{BlockId, DiskIndex, PageCount, PoolIndex};
 use admit::Admit;
 use curves::Curves;
 use disks::Disks;
@@ -162,6 +162,8 @@ pub struct DiskEngine<M> {
     admit: Admit,
     policy: Policy,
     curves: Curves,
+    /// Block of the page that the guest evicted last, if one was known to have its content.
+    last_evicted: Option<BlockId>,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -242,6 +244,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Self {
             rules: config.rules,
             curves: Curves::new(&prints),
+            last_evicted: None,
             prints,
             seed: config.seed,
             index,

@@ -5,6 +5,7 @@ use super::curve_status::curve_status;
 use super::index_size::HANDED_OVER;
 use super::snapshot::cache_pages;
 use super::vm::Vm;
+use crate::trace::TraceWriter;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::control::{ControlRequest, ControlServer};
@@ -44,6 +45,10 @@ impl Driver {
                 request.answer(reply);
                 continue;
             }
+            if request.command == Command::TraceStart {
+                self.begin_trace(request);
+                continue;
+            }
             self.vm.size.try_again();
             if self.waits_for_index(&request.command) {
                 self.vm.size.wait(request);
@@ -66,6 +71,11 @@ impl Driver {
     fn obey(&mut self, request: &ControlRequest) -> Reply {
         let done = match &request.command {
             Command::Status | Command::Curve { .. } => Ok(()),
+            Command::TraceStart => Err("it is answered with the trace".into()),
+            Command::TraceStop => match self.vm.in_flight.measured().end_client() {
+                true => Ok(()),
+                false => Err("nobody records a trace".into()),
+            },
             Command::MigrateAbort => self.migration.abort(&mut self.vm),
             Command::MigrateTakeBack => self.migration.take_back(&mut self.vm),
             Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
@@ -83,6 +93,22 @@ impl Driver {
             Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
         };
         self.reply(done)
+    }
+
+    /// Begins to send the trace to a client.
+    fn begin_trace(&mut self, request: ControlRequest) {
+        if self.vm.in_flight.measured().has_client() {
+            let error = "somebody else records a trace of this VM: end that one first, with `remoca trace stop`";
+            return request.answer(Reply::Error { error: error.into() });
+        }
+        let line = match Reply::Status(Box::new(self.snapshot())).line() {
+            Ok(line) => line,
+            Err(error) => return request.answer(Reply::Error { error: error.to_string() }),
+        };
+        match TraceWriter::send(request.into_connection(), line) {
+            Ok(trace) => self.vm.in_flight.measured().begin_client(trace),
+            Err(error) => tracing::warn!("no trace for a client: {error}"),
+        }
     }
 
     fn reply(&mut self, outcome: Result<(), String>) -> Reply {

@@ -12,6 +12,14 @@ use std::time::Duration;
 /// # Errors
 /// If no process listens there, the command cannot be serialized, or no valid reply arrives in time.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
+    call_for_stream(path, command).map(|(reply, _)| reply)
+}
+
+/// Sends a command to the VM process that listens at `path`. Returns its reply, and what it sends after the reply.
+///
+/// # Errors
+/// As for [`call`].
+pub fn call_for_stream(path: &Path, command: Command) -> io::Result<(Reply, BufReader<UnixStream>)> {
     let patience = command.patience();
     let mut stream = connect(path)?;
     stream.set_read_timeout(Some(patience))?;
@@ -20,11 +28,12 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
     // Only one line is read, because a read error follows the answer if part of the command was left unread.
     let sent = stream.write_all(&line);
     let mut text = Vec::new();
-    BufReader::new(stream).read_until(b'\n', &mut text).map_err(|error| explain_silence(error, patience))?;
+    let mut stream = BufReader::new(stream);
+    stream.read_until(b'\n', &mut text).map_err(|error| explain_silence(error, patience))?;
     if text.is_empty() {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
-    Reply::parse(&text).map_err(io::Error::other)
+    Ok((Reply::parse(&text).map_err(io::Error::other)?, stream))
 }
 
 /// Connects to the socket at `path`. A process that hangs accepts nobody, and its queue of clients may be full.
