@@ -1,5 +1,6 @@
 //! The `remoca` program: passes the command line to the module of its subcommand.
 
+mod chart;
 mod check;
 mod config;
 mod curve;
@@ -15,10 +16,13 @@ mod runtime;
 mod serve;
 mod set;
 pub mod settings;
+mod sim;
 mod size;
 mod status;
 mod support;
 mod take_back;
+mod time;
+mod trace;
 mod upgrade;
 mod vm;
 mod xml;
@@ -41,6 +45,8 @@ enum Command {
     Config(config::ConfigArgs),
     Status(status::StatusArgs),
     Curve(curve::CurveArgs),
+    Trace(trace::TraceArgs),
+    Sim(sim::SimArgs),
     Set(set::SetArgs),
     TakeBack(take_back::TakeBackArgs),
     Upgrade(upgrade::UpgradeArgs),
@@ -64,6 +70,8 @@ pub fn main() -> ExitCode {
         Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Curve(args) => curve::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Set(args) => set::run(&args),
         Command::TakeBack(args) => take_back::run(&args),
         Command::Upgrade(args) => upgrade::run(&args),

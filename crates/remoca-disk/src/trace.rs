@@ -251,12 +251,7 @@ fn write_file(mut file: File, frames: &Receiver<Encoded>, shared: &Shared) -> io
 }
 
 /// Sends the first bytes, what a trace begins with, and the frames. Ends without an error when the client is gone.
-fn send_frames(
-    mut stream: &UnixStream,
-    first: &[u8],
-    frames: &Receiver<Encoded>,
-    shared: &Shared,
-) -> io::Result<()> {
+fn send_frames(mut stream: &UnixStream, first: &[u8], frames: &Receiver<Encoded>, shared: &Shared) -> io::Result<()> {
     let gone = |error: &io::Error| matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
     if let Err(error) = stream.write_all(&[first, &head()].concat()) {
         return if gone(&error) { Ok(()) } else { Err(error) };

@@ -53,7 +53,7 @@ pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
-pub use policy::{Insertion, PolicyStatus};
+pub use policy::{Insertion, Policy, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{
@@ -70,7 +70,6 @@ use curves::Curves;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
-use policy::Policy;
 use pool::Pool;
 use pools::{Limits, Pools};
 use race::Race;

@@ -32,7 +32,9 @@ const BLOCK_BYTES: u32 = 4096;
 pub enum NotATrace {
     #[error("this is not a remoca trace")]
     OtherFile,
-    #[error("it is a trace of version {0}, and this program reads version {VERSION}: use the program that made it, or a newer one")]
+    #[error(
+        "it is a trace of version {0}, and this program reads version {VERSION}: use the program that made it, or a newer one"
+    )]
     Version(u32),
     #[error("it has blocks of {0} bytes, and this program reads blocks of {BLOCK_BYTES}")]
     BlockSize(u32),
