@@ -52,6 +52,47 @@ impl Curve {
         }
     }
 
+    /// Counts a read of a block that is evicted at once, of which the sample alone need be known.
+    #[inline]
+    pub(super) fn sample(&mut self, key: Key) {
+        if let Self::Sampled(curve) = self {
+            curve.read_and_evicted(block(key));
+        }
+    }
+
+    /// Notes an eviction, or with `is_gone` that the block's content is another one now.
+    pub(super) fn sample_eviction(&mut self, key: Key, is_gone: bool) {
+        if let Self::Sampled(curve) = self {
+            match is_gone {
+                true => curve.discarded(block(key)),
+                false => curve.evicted(block(key)),
+            }
+        }
+    }
+
+    /// Notes a read of a block whose eviction will be seen.
+    pub(super) fn sample_read(&mut self, key: Key) {
+        if let Self::Sampled(curve) = self {
+            curve.read(block(key));
+        }
+    }
+
+    /// Forgets blocks of a disk.
+    pub(super) fn sample_discard(&mut self, disk: u16, blocks: std::ops::Range<u64>) {
+        if let Self::Sampled(curve) = self {
+            curve.discarded_range(DiskIndex(disk), blocks);
+        }
+    }
+
+    /// Returns about how many different blocks were evicted, from the sample.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 2^52 blocks")]
+    pub(super) fn followed_blocks(&self) -> u64 {
+        match self {
+            Self::Sampled(curve) => (curve.followed() as f64 / curve.rate()).round() as u64,
+            Self::None | Self::Exact(_) => 0,
+        }
+    }
+
     #[inline]
     pub(super) fn evicted(&mut self, id: Id, key: Key) {
         match self {

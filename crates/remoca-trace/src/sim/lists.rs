@@ -118,14 +118,6 @@ impl<const N: usize> Lists<N> {
         self.remove(id);
         Some(id)
     }
-
-    /// Returns the blocks of a list, from its front to its back.
-    #[cfg(test)]
-    pub(super) fn blocks(&self, list: usize) -> Vec<Id> {
-        let next = |at: &u32| Some(self.links[*at as usize].after).filter(|at| *at as usize >= N);
-        let first = next(&end_of(list));
-        std::iter::successors(first, next).map(|at| id_at(at as usize - N)).collect()
-    }
 }
 
 /// Returns the place of a block's links behind the ends of N lists. Numbers of blocks stay far below 2^32.

@@ -43,7 +43,7 @@ pub struct Outcome {
     pub passed_over: Option<u64>,
     /// Whether bimodal insertion was in force at the end; `None` with other policies.
     pub ends_bimodal: Option<bool>,
-    /// Number of different blocks.
+    /// Number of different blocks; an estimate where the sampled curve alone was wanted.
     pub footprint: u64,
     /// Whether evictions of the trace were used.
     pub uses_evictions: bool,
@@ -59,7 +59,10 @@ impl Simulation {
     #[must_use]
     pub fn finish(self) -> Outcome {
         let memory_bytes = self.bytes() as u64;
-        let footprint = self.ids.len() as u64 * self.setup.one_of.max(1);
+        let footprint = match self.is_curve_alone {
+            true => self.curve.followed_blocks(),
+            false => self.ids.len() as u64 * self.setup.one_of.max(1),
+        };
         let curve = self.curve_points(footprint);
         let Self { cache, mut blocks, requests, has_evictions, has_partial, setup, .. } = self;
         let mut requests = Some(requests);

@@ -5,7 +5,7 @@ use super::curve::Curve;
 use super::ids::{BlockIds, Full, Id, Key};
 use super::lists::Lists;
 use super::policy::Cache;
-use super::types::{Found, Pages, Setup, TooManyBlocks};
+use super::types::{CurveKind, Found, Pages, Setup, TooManyBlocks};
 use crate::formats::Batch;
 use crate::limits::BLOCKS_MAX;
 use remoca_protocol::trace::{TraceRecord, TracedOp};
@@ -26,6 +26,8 @@ pub struct Simulation {
     pub(super) requests: RequestCounts,
     pub(super) has_evictions: bool,
     pub(super) has_partial: bool,
+    /// Whether the sampled curve is all that is wanted, so that no more memory than it needs is taken.
+    pub(super) is_curve_alone: bool,
     /// Numbers of the blocks of the records that are handled next.
     ahead: Vec<Id>,
 }
@@ -61,6 +63,10 @@ impl Simulation {
             requests: RequestCounts::default(),
             has_evictions: false,
             has_partial: false,
+            is_curve_alone: setup.guest == 0
+                && setup.tiers == Pages::default()
+                && setup.one_of <= 1
+                && setup.curve == CurveKind::Sampled,
             ahead: Vec::new(),
         }
     }
@@ -77,6 +83,10 @@ impl Simulation {
     /// # Errors
     /// If the trace has more blocks than may be followed.
     pub fn take(&mut self, batch: &Batch) -> Result<(), TooManyBlocks> {
+        if self.is_curve_alone {
+            batch.records.iter().for_each(|record| self.sample(record, batch.sees_evictions));
+            return Ok(());
+        }
         let blocks_max = self.setup.blocks_max;
         let mut rest = &batch.records[..];
         while !rest.is_empty() {
@@ -94,6 +104,36 @@ impl Simulation {
             rest = later;
         }
         Ok(())
+    }
+
+    /// Tells the sampled curve of a record, where nothing else is wanted: then no block has a number.
+    #[inline]
+    fn sample(&mut self, record: &TraceRecord, sees_evictions: bool) {
+        let keys = keys(record);
+        match record.op {
+            TracedOp::Read if record.is_partial => {
+                self.has_partial = true;
+                self.curve.missed(record.blocks);
+            }
+            TracedOp::Read if sees_evictions => keys.for_each(|key| self.curve.sample_read(key)),
+            TracedOp::Read => keys.for_each(|key| self.curve.sample(key)),
+            TracedOp::Evicted => {
+                self.has_evictions = true;
+                keys.for_each(|key| self.curve.sample_eviction(key, false));
+            }
+            TracedOp::Write => {
+                self.blocks.written += record.blocks;
+                keys.for_each(|key| self.curve.sample_eviction(key, true));
+            }
+            TracedOp::Discard | TracedOp::WriteZeroes => {
+                self.curve.sample_discard(record.disk, record.block..record.end());
+            }
+            TracedOp::Flush => {}
+        }
+        if record.op == TracedOp::Read && record.blocks > 0 {
+            self.blocks.note(Found::Nowhere, record.blocks);
+            self.requests.note(Found::Nowhere);
+        }
     }
 
     /// Looks up the numbers of the blocks of some records, at least of one. Returns of how many.
@@ -214,11 +254,13 @@ impl Simulation {
     }
 
     fn write(&mut self, id: Id) {
-        if self.guest_pages > 0 && self.guest.list_of(id).is_some() {
-            return self.guest.move_to_front(0, id);
-        }
         self.forget(id);
-        if self.guest_pages > 0 {
+        if self.guest_pages == 0 {
+            return;
+        }
+        if self.guest.list_of(id).is_some() {
+            self.guest.move_to_front(0, id);
+        } else {
             self.hold(id);
         }
     }
