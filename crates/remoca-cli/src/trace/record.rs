@@ -29,6 +29,7 @@ pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
     let mut file = unfinished(output)?;
     let mut trace = start(&socket)?;
     let begun = Instant::now();
+    eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
     let mut frames = Frames::new(size);
     let mut ending: Option<Instant> = None;
     let why = loop {

@@ -39,6 +39,7 @@ mod restart;
 mod servers;
 mod strangers;
 mod support;
+mod traces;
 mod upgrade;
 mod versions;
 mod watchdog;
