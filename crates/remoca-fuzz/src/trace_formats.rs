@@ -96,11 +96,13 @@ fn check(records: &[TraceRecord]) {
 }
 
 pub fn blkparse_seeds() -> Vec<Vec<u8>> {
-    vec![b"  8,0    3        2     0.000001829   697  Q   W 223490 + 8 [kjournald]\n\
+    vec![
+        b"  8,0    3        2     0.000001829   697  Q   W 223490 + 8 [kjournald]\n\
            8,16   1       11    12.000002000  4162  Q  RA 16 + 256 [cat]\n\
            8,0    3        5     0.000003000   697  Q FWS [kjournald]\n\
            8,0    3        6     0.000004000   697  Q   D 0 + 4096 [fstrim]\nCPU3 (8,0):\n"
-        .to_vec()]
+            .to_vec(),
+    ]
 }
 
 pub fn msr_seeds() -> Vec<Vec<u8>> {
@@ -115,7 +117,8 @@ pub fn blktrace_seeds() -> Vec<Vec<u8>> {
     let event = |sector: u32, bytes: u32, action: u32, data: u32| {
         words(&[0x6561_7407, 1, 5, 0, sector, 0, bytes, action, 697, 0x80_0000, 0, data << 16])
     };
-    let events = [event(16, 4096, 0x1_0001, 0), event(8, 8192, 0x2_0001, 3), vec![1, 2, 3], event(0, 512, 0x2002_0001, 0)];
+    let events =
+        [event(16, 4096, 0x1_0001, 0), event(8, 8192, 0x2_0001, 3), vec![1, 2, 3], event(0, 512, 0x2002_0001, 0)];
     vec![events.concat()]
 }
 
@@ -125,9 +128,6 @@ pub fn oracle_seeds() -> Vec<Vec<u8>> {
 
 pub fn vscsi_seeds() -> Vec<Vec<u8>> {
     let first = [words(&[9, 4096, 1, 0x100_0028, 80, 0, 5, 0]), words(&[10, 4096, 1, 0x100_002a, 8, 0, 6, 0])];
-    let second = [
-        words(&[0x200_0028, 9, 4096, 1, 80, 0, 5, 0, 7, 0]),
-        words(&[0x200_0035, 9, 0, 1, 0, 0, 5, 0, 7, 0]),
-    ];
+    let second = [words(&[0x200_0028, 9, 4096, 1, 80, 0, 5, 0, 7, 0]), words(&[0x200_0035, 9, 0, 1, 0, 0, 5, 0, 7, 0])];
     vec![first.concat(), second.concat()]
 }

@@ -2,9 +2,11 @@
 
 use super::reading::{TraceFile, read_all};
 use crate::size::show_size;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use remoca_trace::{Format, Summary, Writer};
+use std::fs::Permissions;
 use std::io::{BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -40,15 +42,26 @@ pub fn run(file: &TraceFile, output: &Path) -> Result<()> {
 }
 
 /// Returns a file beside `output`, which is removed if it does not take its place.
+///
+/// # Errors
+/// If there is something else than a file at `output`, or no file can be made beside it.
 pub fn unfinished(output: &Path) -> Result<NamedTempFile> {
     let folder = match output.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
         _ => PathBuf::from("."),
     };
-    NamedTempFile::new_in(&folder).with_context(|| format!("cannot write into the folder {}", folder.display()))
+    if std::fs::metadata(output).is_ok_and(|file| !file.is_file()) {
+        bail!("{} is no file, and is not replaced by one: name another", output.display());
+    }
+    // As for any new file, less what the user's mask takes away.
+    let permissions = Permissions::from_mode(0o666);
+    tempfile::Builder::new().permissions(permissions).tempfile_in(&folder).with_context(|| format!("cannot write into the folder {}", folder.display()))
 }
 
 /// Lets a complete file take the place of `output`. Returns its size in bytes.
+///
+/// # Errors
+/// If the system refuses.
 pub fn complete(file: NamedTempFile, output: &Path) -> Result<u64> {
     let cannot = || format!("cannot write {}", output.display());
     let bytes = file.as_file().metadata().with_context(cannot)?.len();

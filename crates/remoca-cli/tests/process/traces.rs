@@ -7,7 +7,7 @@ use super::support::random::Random;
 use super::support::wait_until;
 use remoca_protocol::control::Status;
 use serde_json::Value;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 const FAILURE: i32 = 1;
@@ -54,12 +54,22 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
+/// Returns the blocks of the first disk whose content no other block has: which of two was evicted could not be told.
+fn unique_blocks(machine: &Machine) -> Vec<usize> {
+    let model = &machine.disks[0].model;
+    let mut count = HashMap::new();
+    model.bytes.chunks(BLOCK).for_each(|block| *count.entry(block).or_insert(0) += 1);
+    let is_unique = |number: &usize| count[model.block(*number)] == 1 && model.block(*number) != [0; BLOCK];
+    (0..model.bytes.len() / BLOCK).filter(is_unique).collect()
+}
+
 /// A guest with memory for 256 pages, which evicts by LRU and reports it; it reads by a skewed distribution.
 fn read_as_a_guest(machine: &mut Machine, reads: u64) {
-    let blocks = machine.setup.blocks;
+    let blocks = unique_blocks(machine);
+    assert!(blocks.len() > 1500, "{}", blocks.len());
     let (mut memory, mut random) = (VecDeque::new(), Random::new(5));
     for _ in 0..reads {
-        let block = (0..3).map(|_| random.below(blocks)).min().unwrap();
+        let block = blocks[(0..3).map(|_| random.below(blocks.len())).min().unwrap()];
         if let Some(at) = memory.iter().position(|other| *other == block) {
             memory.remove(at);
         } else {
@@ -103,8 +113,7 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
         ["read_blocks", "hit_blocks", "evictions_reported"].map(|name| counted(&before, &after, name));
     let info = json(&["trace", "info", text(&trace), "-o", "json"]);
     assert_eq!([&info["reads"], &info["lost"], &info["format"]], [&Value::from(reads), &0.into(), &"remoca".into()]);
-    // Two blocks with one content are not told apart, and of zeroes no eviction is known.
-    expect_close(info["evictions"].as_u64().unwrap(), evictions, evictions);
+    assert_eq!(info["evictions"].as_u64(), Some(evictions));
     assert_eq!(info["recorded_cache_reads"].as_u64(), Some(counted(&before, &after, "reads_from_cache")));
 
     let cache = format!("{}K", CACHE * 4);
@@ -183,6 +192,7 @@ fn a_recording_ends_at_its_size_and_with_the_process() {
     assert!(said.contains("The VM process has ended the trace"), "{said}");
     assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(0));
     machine.restart();
+    machine.pages_sent = 0;
     machine.finish();
 }
 
@@ -201,6 +211,8 @@ fn what_is_no_trace_leaves_nothing_behind() {
     expect_refusal(&import("absurd", &[]), FAILURE, &["line 3", "(msr)", "no disk is larger than 4 PiB"]);
     expect_refusal(&import("other", &[]), FAILURE, &["the format of the trace is not recognized", "--format"]);
     expect_refusal(&import("missing", &[]), FAILURE, &["cannot open the trace"]);
+    let device = run(&["trace", "import", text(&path("good")), "-o", "/dev/null"]);
+    expect_refusal(&device, FAILURE, &["/dev/null is no file"]);
     let names = || std::fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(names(), 3, "nothing is left behind");
 

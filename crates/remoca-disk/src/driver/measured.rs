@@ -146,9 +146,6 @@ impl Measured {
 
     /// Completes the traces.
     pub(super) fn end(&mut self) {
-        self.end_client();
-        if let Some(trace) = &mut self.trace {
-            trace.end();
-        }
+        self.traces().for_each(TraceWriter::end);
     }
 }
