@@ -221,7 +221,9 @@ impl TraceWriter {
         while self.outcome.recv_timeout(PATIENCE).is_ok() {}
         let lost = self.lost + self.shared.owed.load(Ordering::Acquire);
         if lost > 0 {
-            tracing::warn!("{lost} records of the trace were lost: its file or client took them too slowly, or not at all");
+            tracing::warn!(
+                "{lost} records of the trace were lost: its file or client took them too slowly, or not at all"
+            );
         }
     }
 }

@@ -55,7 +55,10 @@ pub fn unfinished(output: &Path) -> Result<NamedTempFile> {
     }
     // As for any new file, less what the user's mask takes away.
     let permissions = Permissions::from_mode(0o666);
-    tempfile::Builder::new().permissions(permissions).tempfile_in(&folder).with_context(|| format!("cannot write into the folder {}", folder.display()))
+    tempfile::Builder::new()
+        .permissions(permissions)
+        .tempfile_in(&folder)
+        .with_context(|| format!("cannot write into the folder {}", folder.display()))
 }
 
 /// Lets a complete file take the place of `output`. Returns its size in bytes.

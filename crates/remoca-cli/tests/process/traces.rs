@@ -44,10 +44,13 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// Checks that a simulation hits as often as the process did, but for 2 % of the reads. A page for which there was no room on the way to
+/// the server, as happens on a busy machine, would have hit once.
 #[track_caller]
-fn expect_close(simulated: u64, counted: u64, of: u64) {
+fn expect_close(simulated: u64, counted: u64, of: u64, dropped: u64) {
     let difference = simulated.abs_diff(counted);
-    assert!(difference * 100 <= of * 2, "simulated {simulated}, counted {counted}, of {of}");
+    let said = format!("simulated {simulated}, counted {counted}, of {of}, with {dropped} pages dropped");
+    assert!(difference <= of / 50 + dropped, "{said}");
 }
 
 fn text(path: &Path) -> &str {
@@ -123,7 +126,7 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
         let blocks = &simulated["blocks"];
         let simulated_hits = blocks["remote"].as_u64().unwrap();
         assert!(hits * 3 > reads, "{hits} of {reads}");
-        expect_close(simulated_hits, hits, reads);
+        expect_close(simulated_hits, hits, reads, counted(&before, &after, "evictions_dropped"));
         assert_eq!((&blocks["local"], simulated["uses_evictions"].as_bool()), (&0.into(), Some(true)));
         let at = simulated["curve"].as_array().unwrap().iter().find(|point| point["bytes"] == CACHE * 4096).unwrap();
         let ratio = at["hit_ratio"].as_f64().unwrap();
@@ -165,7 +168,8 @@ fn a_simulated_cache_of_reads_hits_as_one_over_nbd_did() {
     assert_eq!((info["read_blocks"].as_u64(), info["evictions"].as_u64()), (Some(reads), Some(0)), "{said}");
     let simulated = json(&["sim", text(&trace), "--remote", "4M", "--policy", "adaptive", "-o", "json"]);
     assert!(reads >= 8000 && hits * 5 > reads, "{hits} of {reads}");
-    expect_close(simulated["blocks"]["remote"].as_u64().unwrap(), hits, reads);
+    let dropped = counters["missed_blocks"] - counters["read_admissions"];
+    expect_close(simulated["blocks"]["remote"].as_u64().unwrap(), hits, reads, dropped);
     disk.terminate();
 }
 
