@@ -86,17 +86,15 @@ impl Report {
         let Latencies { local_ms, remote_ms, disk_ms, .. } = latencies;
         let shares = outcome.shares;
         // Without counts of requests, as if each block were read alone.
-        let by_blocks = || {
-            (outcome.blocks.all() > 0)
-                .then(|| shares.local * local_ms + shares.remote * remote_ms + shares.disk * disk_ms)
-        };
+        let by_blocks = shares.local * local_ms + shares.remote * remote_ms + shares.disk * disk_ms;
+        let has_reads = outcome.blocks.all() > 0;
         let with = match &outcome.requests {
             Some(requests) => requests.mean_ms(local_ms, remote_ms, disk_ms),
-            None => by_blocks(),
+            None => has_reads.then_some(by_blocks),
         };
         let without = match &outcome.requests {
             Some(requests) => requests.mean_ms(disk_ms, disk_ms, disk_ms),
-            None => (outcome.blocks.all() > 0).then(|| (1.0 - shares.guest) * disk_ms),
+            None => has_reads.then_some((1.0 - shares.guest) * disk_ms),
         };
         Self {
             trace,

@@ -234,7 +234,15 @@ pub struct Policy {
     turns: Turns,
 }
 
+impl Default for Policy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Policy {
+    /// Returns a policy that adapts, for a cache without pages.
+    #[must_use]
     pub fn new() -> Self {
         Self {
             adapts: true,

@@ -34,10 +34,10 @@ pub(super) fn split(line: &[u8]) -> Option<(Event<'_>, impl Iterator<Item = &[u8
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     let device = words.next()?;
     let comma = device.iter().position(|byte| *byte == b',')?;
-    (number(&device[..comma])?, number(&device[comma + 1..])?);
-    (number(words.next()?)?, number(words.next()?)?);
+    let (_major, _minor) = (number(&device[..comma])?, number(&device[comma + 1..])?);
+    let (_cpu, _sequence) = (number(words.next()?)?, number(words.next()?)?);
     let time_ns = nanoseconds(words.next()?)?;
-    number(words.next()?)?;
+    let _pid = number(words.next()?)?;
     let (action, kind) = (words.next()?, words.next()?);
     Some((Event { device, time_ns, action, kind }, words))
 }

@@ -148,6 +148,38 @@ fn blktrace() {
     }
 }
 
+/// What blkparse 2.0.0 (Debian's blktrace) makes of the events below, with `blkparse -i FILE`.
+const BY_BLKPARSE: &str = "  8,0    0        1     0.000000000   697  Q   W 223488 + 8 [(null)]
+  8,0    0        2     0.000001500   697  Q  RA 16 + 256 [(null)]
+  8,0    0        3     0.000002000   697  D   R 16 + 256 [(null)]
+  8,0    0        4     0.000003000   697  Q FWS [(null)]
+  8,0    0        5     0.000004000   697  Q   D 4096 + 2048 [(null)]
+  8,0    0        6     0.000005000   697  Q  RM 99 + 1 [(null)]
+  8,0    0        7    12.000006000   697  Q WFS 2048 + 16 [(null)]
+  8,0    0        8    12.000008000   697  C   R 16 + 256 [0]
+CPU0 (syn):
+ Reads Queued:           2,      128KiB	 Writes Queued:           4,     1036KiB
+";
+
+#[test]
+fn binary_and_text_of_the_same_events_are_the_same_requests() {
+    let (queue, write, read, file_system) = (1_u32 | 1 << 20, 2 << 16, 1 << 16, 1 << 24);
+    let event = |time, sector, bytes, action| event(true, time, sector, bytes, action | file_system, b"");
+    let bytes = [
+        event(0, 223_488, 4096, queue | write),
+        event(1500, 16, 131_072, queue | read | 1 << 27),
+        event(2000, 16, 131_072, 7 | read | 1 << 22),
+        event(3000, 0, 0, queue | write | 4 << 16),
+        event(4000, 4096, 1 << 20, queue | write | 1 << 29),
+        event(5000, 99, 512, queue | read | 1 << 28),
+        event(12_000_006_000, 2048, 8192, queue | write | 1_u32 << 31),
+        event(12_000_008_000, 16, 131_072, 8 | read | 1 << 23),
+    ]
+    .concat();
+    let by_text = records(BY_BLKPARSE.as_bytes(), Format::Blkparse);
+    assert_eq!((by_text.len(), &by_text), (6, &records(&bytes, Format::Blktrace)));
+}
+
 /// Returns a record of vscsiStats. The layouts are those in libCacheSim's `vscsi.h`.
 fn vscsi_record(version: u8, command: u16, size: u32, sector: u64, us: u64) -> Vec<u8> {
     let (command, ver) = (command.to_le_bytes(), [0, version]);
