@@ -55,8 +55,8 @@ mod tests {
         run(&args, crate::Arguments::command()).unwrap();
         let read = |name: &str| std::fs::read_to_string(args.folder.join(name)).unwrap_or_else(|_| panic!("no {name}"));
         for subcommand in [
-            "serve", "disk", "host", "status", "top", "web", "curve", "set", "forget", "upgrade", "migrate", "support",
-            "config", "check", "xml", "generate",
+            "serve", "disk", "host", "status", "top", "web", "curve", "trace", "sim", "set", "forget", "upgrade",
+            "migrate", "support", "config", "check", "xml", "generate",
         ] {
             assert!(read("remoca.1").contains(&format!("remoca\\-{subcommand}(1)")), "{subcommand}");
             assert!(read(&format!("remoca-{subcommand}.1")).contains(".SH OPTIONS"), "{subcommand}");

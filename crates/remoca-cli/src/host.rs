@@ -4,13 +4,13 @@ mod table;
 
 use crate::memory;
 use crate::runtime;
-use crate::serve::parse_duration;
 use crate::settings::file::HOST;
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Folder, Unusable};
 use crate::size::parse_size;
 use crate::status::is_broken_pipe;
+use crate::time::parse_duration;
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args, FromArgMatches, Subcommand, ValueEnum};
 use remoca_disk::start::WrongOptions;

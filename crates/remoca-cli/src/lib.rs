@@ -18,11 +18,14 @@ mod runtime;
 mod serve;
 mod set;
 pub mod settings;
+mod sim;
 mod size;
 mod status;
 mod support;
 mod take_back;
+mod time;
 mod top;
+mod trace;
 mod upgrade;
 mod vm;
 mod web;
@@ -48,6 +51,8 @@ enum Command {
     Top(top::TopArgs),
     Web(web::WebArgs),
     Curve(curve::CurveArgs),
+    Trace(trace::TraceArgs),
+    Sim(sim::SimArgs),
     Set(set::SetArgs),
     Forget(forget::ForgetArgs),
     TakeBack(take_back::TakeBackArgs),
@@ -75,6 +80,8 @@ pub fn main() -> ExitCode {
         Command::Top(args) => top::run(args),
         Command::Web(args) => web::run(args),
         Command::Curve(args) => curve::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Set(args) => set::run(&args),
         Command::Forget(args) => forget::run(&args),
         Command::TakeBack(args) => take_back::run(&args),

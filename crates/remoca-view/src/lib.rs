@@ -6,6 +6,7 @@
 
 pub mod address;
 pub mod ask;
+pub mod chart;
 pub mod client;
 pub mod columns;
 pub mod curve;

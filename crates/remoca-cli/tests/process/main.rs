@@ -44,6 +44,7 @@ mod servers;
 mod strangers;
 mod support;
 mod tiers;
+mod traces;
 mod upgrade;
 mod versions;
 mod watchdog;

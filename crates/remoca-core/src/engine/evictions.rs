@@ -40,6 +40,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
     /// block.
     fn judge(&mut self, page: &[u8]) -> Evicted {
+        self.last_evicted = None;
         if !self.pools.is_enabled() {
             self.note_ghost_eviction(page);
             return Evicted::Dropped;

@@ -54,7 +54,7 @@ pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
-pub use policy::{Insertion, PolicyStatus};
+pub use policy::{Insertion, Policy, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{
@@ -65,13 +65,12 @@ pub use types::{
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
-use crate::units::{DiskIndex, PageCount, PoolIndex};
+use crate::units::{BlockId, DiskIndex, PageCount, PoolIndex};
 use admit::Admit;
 use curves::Curves;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
-use policy::Policy;
 use pool::Pool;
 use pools::{Limits, Pools};
 use race::Race;
@@ -171,6 +170,8 @@ pub struct DiskEngine<M> {
     admit: Admit,
     policy: Policy,
     curves: Curves,
+    /// Block of the page that the guest evicted last, if one was known to have its content.
+    last_evicted: Option<BlockId>,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -253,6 +254,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Self {
             rules: config.rules,
             curves: Curves::new(&prints),
+            last_evicted: None,
             prints,
             seed: config.seed,
             index,

@@ -8,6 +8,7 @@ use super::tiers::TierSizes;
 use super::vm::Vm;
 use crate::endpoints::Endpoints;
 use crate::link::ServerLink;
+use crate::trace::TraceWriter;
 use remoca_core::engine::Leaving;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
@@ -50,6 +51,10 @@ impl Driver {
                 request.answer(reply);
                 continue;
             }
+            if request.command == Command::TraceStart {
+                self.begin_trace(request);
+                continue;
+            }
             self.vm.size.try_again();
             if self.waits_for_index(&request.command) {
                 self.vm.size.wait(request);
@@ -72,6 +77,11 @@ impl Driver {
     fn obey(&mut self, request: &ControlRequest) -> Reply {
         let done = match &request.command {
             Command::Status | Command::Curve { .. } => Ok(()),
+            Command::TraceStart => Err("it is answered with the trace".into()),
+            Command::TraceStop => match self.vm.in_flight.measured().end_client() {
+                true => Ok(()),
+                false => Err("nobody records a trace".into()),
+            },
             Command::MigrateAbort => self.migration.abort(&mut self.vm),
             Command::MigrateTakeBack => self.migration.take_back(&mut self.vm),
             Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
@@ -96,6 +106,22 @@ impl Driver {
             Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
         };
         self.reply(done)
+    }
+
+    /// Begins to send the trace to a client.
+    fn begin_trace(&mut self, request: ControlRequest) {
+        if self.vm.in_flight.measured().has_client() {
+            let error = "somebody else records a trace of this VM: end that one first, with `remoca trace stop`";
+            return request.answer(Reply::Error { error: error.into() });
+        }
+        let line = match Reply::Status(Box::new(self.snapshot())).line() {
+            Ok(line) => line,
+            Err(error) => return request.answer(Reply::Error { error: error.to_string() }),
+        };
+        match TraceWriter::send(request.into_connection(), line) {
+            Ok(trace) => self.vm.in_flight.measured().begin_client(trace),
+            Err(error) => tracing::warn!("no trace for a client: {error}"),
+        }
     }
 
     fn reply(&mut self, outcome: Result<(), String>) -> Reply {

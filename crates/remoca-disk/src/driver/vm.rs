@@ -94,12 +94,13 @@ impl Vm {
                 }
             }
         }
-        let Self { in_flight, engine, servers, .. } = self;
-        in_flight.judge_frames(|page| {
+        let Self { in_flight, engine, servers, host, .. } = self;
+        in_flight.judge_frames(|page, measured| {
             if let Evicted::Admit(admitted) = engine.handle_frame(page) {
                 let sent = servers.admit(admitted, page);
                 engine.handle_sent(admitted.at.server, sent);
             }
+            measured.record_eviction(host.now(), engine);
         });
     }
 

@@ -2,7 +2,7 @@
 
 use remoca_protocol::control::{Command, REPLY_BYTES_MAX, Reply};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,8 +12,16 @@ use std::time::{Duration, Instant};
 /// # Errors
 /// If no process listens there, the command cannot be serialized, or no valid reply arrives in time.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
+    call_for_stream(path, command).map(|(reply, _)| reply)
+}
+
+/// Sends a command to the VM process that listens at `path`. Returns its reply, and what it sends after the reply.
+///
+/// # Errors
+/// As for [`call`].
+pub fn call_for_stream(path: &Path, command: Command) -> io::Result<(Reply, BufReader<UnixStream>)> {
     let patience = command.patience();
-    call_within(path, command, patience)
+    exchange(path, command, patience)
 }
 
 /// Sends a command, and returns the reply if all of it arrives within `patience`.
@@ -21,35 +29,41 @@ pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
 /// # Errors
 /// As [`call`]. Nothing is known of what the process did then.
 pub fn call_within(path: &Path, command: Command, patience: Duration) -> io::Result<Reply> {
+    exchange(path, command, patience).map(|(reply, _)| reply)
+}
+
+fn exchange(path: &Path, command: Command, patience: Duration) -> io::Result<(Reply, BufReader<UnixStream>)> {
     let give_up_at = Instant::now() + patience;
     let mut stream = connect(path, patience)?;
     let line = command.line().map_err(io::Error::other)?;
     // A busy process may answer and close before it has received this line, so the answer counts, not the broken pipe.
     // Only one line is read, because a read error follows the answer if part of the command was left unread.
     let sent = stream.write_all(&line);
+    let mut stream = BufReader::new(stream);
     let text = read_line(&mut stream, give_up_at).map_err(|error| explain_silence(error, patience))?;
     if text.is_empty() {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
-    Reply::parse(&text).map_err(io::Error::other)
+    Ok((Reply::parse(&text).map_err(io::Error::other)?, stream))
 }
 
 /// Reads up to the end of a line, or of the stream, until `give_up_at`.
-fn read_line(stream: &mut UnixStream, give_up_at: Instant) -> io::Result<Vec<u8>> {
+fn read_line(stream: &mut BufReader<UnixStream>, give_up_at: Instant) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    let mut piece = vec![0; 64 << 10];
     while text.len() <= REPLY_BYTES_MAX {
         let left = give_up_at.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        stream.set_read_timeout(Some(left))?;
-        let count = match stream.read(&mut piece) {
+        stream.get_ref().set_read_timeout(Some(left))?;
+        let piece = match stream.fill_buf() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read?,
         };
-        let end = piece[..count].iter().position(|byte| *byte == b'\n');
+        let end = piece.iter().position(|byte| *byte == b'\n');
+        let count = end.map_or(piece.len(), |end| end + 1);
         text.extend_from_slice(&piece[..end.unwrap_or(count)]);
+        stream.consume(count);
         if count == 0 || end.is_some() {
             return Ok(text);
         }

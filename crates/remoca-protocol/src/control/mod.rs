@@ -88,6 +88,10 @@ pub enum Command {
     MigrateAbort,
     /// Takes back disks that were handed over, whatever has happened to the other process.
     MigrateTakeBack,
+    /// Sends the trace of the guest's requests and evictions on this connection, after the status, until the client is gone.
+    TraceStart,
+    /// Completes the trace that a client receives.
+    TraceStop,
 }
 
 /// Answer to a command.
@@ -117,6 +121,7 @@ impl Command {
         match self {
             Self::Status | Self::Curve { .. } | Self::Set { .. } | Self::Rescan => PATIENCE,
             Self::ClearFailedFlush { .. } | Self::ClearRemovedFlushes => PATIENCE,
+            Self::TraceStart | Self::TraceStop => PATIENCE,
             Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
             Self::Upgrade { .. } | Self::RemoveDisk { .. } => UPGRADE_PATIENCE,
         }
@@ -207,6 +212,8 @@ mod tests {
             (migrate, format!(r#"{{"op":"migrate","to":"tcp:h:1","key":"{key}"}}"#)),
             (Command::MigrateAbort, r#"{"op":"migrate-abort"}"#.to_owned()),
             (Command::MigrateTakeBack, r#"{"op":"migrate-take-back"}"#.to_owned()),
+            (Command::TraceStart, r#"{"op":"trace-start"}"#.to_owned()),
+            (Command::TraceStop, r#"{"op":"trace-stop"}"#.to_owned()),
         ];
         for (command, line) in lines {
             assert_eq!(line_of(&command), format!("{line}\n"));

@@ -21,11 +21,11 @@ use remoca_frontend::testing::DirectFrontEnd;
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
-use remoca_io::control::{ControlServer, Desk};
+use remoca_io::control::{Answer, ControlServer, Desk};
 use remoca_io::service::ServiceManager;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::DiskTraffic;
-use remoca_protocol::control::{Command, Reply, Secret};
+use remoca_protocol::control::{Command, Secret};
 use remoca_protocol::offer::Offers;
 use remoca_store::{AlignedStore, Store};
 use std::fs::File;
@@ -44,7 +44,7 @@ pub(super) struct Process {
     pub(super) driver: Driver,
     pub(super) desk: Desk,
     /// Replies to commands; kept so that answers have a receiver.
-    pub(super) replies: Vec<Receiver<Reply>>,
+    pub(super) replies: Vec<Receiver<Answer>>,
     /// Front ends of its disks, while the guest runs at another host.
     pub(super) fronts: Vec<DirectFrontEnd>,
 }

@@ -1,49 +1,16 @@
 //! A curve drawn with plain characters.
 
 use super::figures::{Figures, Row};
-use remoca_io::show::show_size;
+use crate::chart;
 use remoca_protocol::control::CurveStatus;
-use std::fmt::Write;
-
-/// Lines of the chart, one for each tenth.
-const LINES: u32 = 10;
-/// Columns for each doubling of the size; 17 of them fit beside the scale.
-const COLUMNS: usize = 4;
 
 /// Returns the hit ratio over the size of the cache, on a logarithmic scale.
 pub fn draw(curve: &CurveStatus, figures: &Figures) -> String {
     let of = curve.disk.as_ref().map_or(String::new(), |disk| format!(", disk {disk}"));
-    let mut text = format!("Hits of {}{of} with a cache of each size, %\n", shorten(&curve.curve_of));
-    let doublings: Vec<&Row> =
-        figures.sizes.iter().filter(|row| row.bytes >= figures.first() && row.bytes.is_power_of_two()).collect();
-    let columns = columns(figures, &doublings);
-    for line in (1..=LINES).rev() {
-        let least = (f64::from(line) - 0.5) / f64::from(LINES);
-        let cells: String = columns.iter().map(|hits| if *hits >= least { '#' } else { ' ' }).collect();
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "{:>4} |{}", line * 100 / LINES, cells.trim_end());
-    }
-    let _ = writeln!(text, "   0 +{}", "-".repeat(columns.len()));
-    let labels: String = doublings.iter().map(|row| format!("{:<COLUMNS$}", show_size(row.bytes))).collect();
-    let _ = writeln!(text, "      {}", labels.trim_end());
-    text
-}
-
-/// Returns the hit ratio of each column: from each doubling to the next one, where they are known in between.
-fn columns(figures: &Figures, doublings: &[&Row]) -> Vec<f64> {
-    let mut columns = Vec::new();
-    for row in doublings {
-        let mut hits: Vec<f64> = figures
-            .sizes
-            .iter()
-            .filter(|other| !other.is_present && (row.bytes..2 * row.bytes).contains(&other.bytes))
-            .map(|other| other.hit_ratio)
-            .take(COLUMNS)
-            .collect();
-        hits.resize(COLUMNS, hits.last().copied().unwrap_or(row.hit_ratio));
-        columns.extend(hits);
-    }
-    columns
+    let title = format!("Hits of {}{of} with a cache of each size, %", shorten(&curve.curve_of));
+    let doubling = |row: &&Row| !row.is_present || row.bytes.is_power_of_two();
+    let points: Vec<(u64, f64)> = figures.sizes.iter().filter(doubling).map(|row| (row.bytes, row.hit_ratio)).collect();
+    chart::draw(&title, &points, figures.first())
 }
 
 fn shorten(name: &str) -> String {

@@ -1,6 +1,6 @@
 //! Draws charts as SVG. Colours are classes of the page's style sheet, so they follow its light and dark themes.
 //!
-//! Pure, and independent of what the figures mean. Used by [`crate::page`].
+//! The chart knows nothing of what its figures mean.
 
 use maud::{Markup, PreEscaped, html};
 

@@ -1,5 +1,6 @@
 //! Formats numbers for the page.
 
+/// Bytes of a GiB.
 pub const GIB: f64 = 1_073_741_824.0;
 
 /// Formats a power of ten, in milliseconds, for an axis.
@@ -31,11 +32,13 @@ pub fn ms(value: f64) -> String {
     format!("{value:.digits$} {unit}")
 }
 
+/// Formats a number of bytes in MiB or GiB.
 pub fn bytes(value: u64) -> String {
     let mib = value as f64 / 1_048_576.0;
     if mib >= 1024.0 { format!("{:.1} GiB", mib / 1024.0).replace(".0 ", " ") } else { format!("{mib:.0} MiB") }
 }
 
+/// Formats a share as a percentage.
 pub fn percent(value: f64) -> String {
     format!("{:.1} %", value * 100.0)
 }
