@@ -310,11 +310,12 @@ mod tests {
         let pool: PoolStatus = serde_json::from_value(pool).unwrap();
         let mut vm = status(json!({}), [0, 0], [0, 0]);
         vm.pools = vec![pool.clone(), PoolStatus { state: "draining".into(), ..pool.clone() }];
-        let draining = "unix:/r: draining, 4K left (1 pages): what is read moves to the other servers\n";
-        assert_eq!(text_of(&vm, "pool"), draining, "of the others is nothing to say");
-        vm.pools = vec![PoolStatus { is_mapped: true, pages_taken_back: 2, ..pool }];
-        let mapped = "8K in memory that this process reads and writes by itself; its server is connected; 2 reads found their page \
-                      taken back\n";
+        let draining = "unix:/r: 8K, 4K used, 0 hits\nunix:/r: draining, 4K left (1 pages): what is read moves to the other servers\n";
+        assert_eq!(text_of(&vm, "pool"), draining);
+        let local = PoolStatus { is_local_tier: true, hits: 7, latency_us: Some(1.6), ..pool };
+        vm.pools = vec![PoolStatus { is_mapped: true, pages_taken_back: 2, ..local }];
+        let mapped = "local tier: 8K, 4K used, 7 hits in 2 us; memory that this process reads and writes by itself; its server is \
+                      connected; 2 reads found their page taken back\n";
         assert_eq!(text_of(&vm, "pool"), mapped);
     }
 
