@@ -121,7 +121,7 @@ pub struct DiskArgs {
     local: u64,
 
     /// Memory server of this host that has the local tier: local:PATH, where it listens at unix:PATH
-    #[arg(long, value_name = "ADDRESS", default_value = "local:/run/remoca/serve.sock")]
+    #[arg(long, value_name = "ADDRESS", default_value = "local:/run/remoca-serve/memory.sock")]
     local_server: Endpoint,
 
     /// Control socket [default: NAME.ctl in /run/remoca, for users in $XDG_RUNTIME_DIR/remoca]

@@ -183,10 +183,7 @@ fn parts(
     let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
     let migration = Migration::new(host, incoming, mark, kept_at, config, lock_reaches, found.are_away);
     let migration = migration.context("--incoming")?;
-    let control = match inherited.as_mut().and_then(Inherited::control) {
-        Some(control) => control,
-        None => ControlServer::start(&options.control).context("control socket")?,
-    };
+    let control = control_socket(options, inherited.as_mut())?;
     let trace = trace(options, inherited.is_some())?;
     give_back(unused_pools(&former, cold_reason.is_none() && !cache.endpoints.are_none()));
     let link = link(&cache.endpoints, header, inherited.as_mut()).context("cannot start the server link")?;
@@ -218,6 +215,14 @@ fn parts(
         aside: Box::new(on_a_thread),
         manager,
     })
+}
+
+/// Returns the control socket of the previous program of this process, or else a new one.
+fn control_socket(options: &Options, inherited: Option<&mut Inherited>) -> Result<ControlServer> {
+    match inherited.and_then(Inherited::control) {
+        Some(control) => Ok(control),
+        None => ControlServer::start(&options.control).context("control socket"),
+    }
 }
 
 /// Executes `work` on another thread, because it may take long, and answers the messages of front ends meanwhile.
