@@ -4,6 +4,7 @@ mod dist;
 mod fuzz;
 mod mutants;
 mod run;
+mod screenshots;
 mod shape;
 mod sim;
 mod test;
@@ -26,6 +27,7 @@ const COMMANDS: &[Command] = &[
         about: "changes of the code that tests must see (--help tells more)",
         run: mutants::run,
     },
+    Command { name: "screenshots", about: "pictures of page and terminal in docs/images", run: screenshots::run },
     Command { name: "shape", about: "measure the structure of the sources (--help tells more)", run: shape::run },
     Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },
     Command { name: "test", about: "everything that must hold, with real guests", run: test::run },
@@ -38,7 +40,7 @@ fn main() -> ExitCode {
     let Some(command) = COMMANDS.iter().find(|command| name == command.name) else {
         eprintln!("usage: cargo xtask <command> [options]\n");
         for Command { name, about, .. } in COMMANDS {
-            eprintln!("  {name:9} {about}");
+            eprintln!("  {name:11} {about}");
         }
         return ExitCode::from(2);
     };

@@ -12,6 +12,7 @@ mod link;
 mod policy;
 mod rounds;
 mod server;
+mod sim;
 mod targets;
 mod upgrade;
 mod versus;
@@ -43,6 +44,8 @@ enum Benchmark {
     Policy(policy::PolicyBenchArgs),
     /// Error, memory and time of miss-ratio curves, compared with exact stack distances
     Curve(curve::CurveBenchArgs),
+    /// Requests that `remoca sim` simulates in a CPU second, beside libCacheSim
+    Sim(sim::SimBenchArgs),
     /// Guest reads while the memory server is late or stops, with and without hedging
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Benchmark::Index(args) => index::run(&args),
         Benchmark::Policy(args) => policy::run(&args),
         Benchmark::Curve(args) => curve::run(&args),
+        Benchmark::Sim(args) => sim::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),

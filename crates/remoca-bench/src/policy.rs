@@ -70,6 +70,7 @@ impl Machine {
             key: [7; 16],
             seed: 1,
             cache,
+            local: PageCount(0),
             guest_memory: PageCount(args.guest),
             has_port: true,
             frame_sample: 0,

@@ -1,23 +1,16 @@
 //! `remoca curve`: what a cache of each size would do for a VM, from its miss-ratio curve.
 
-mod chart;
-mod figures;
-
 use crate::runtime;
 use crate::size::show_size;
 use crate::status::is_broken_pipe;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use figures::Figures;
 use remoca_io::control;
 use remoca_protocol::control::{Command, CurveStatus, Reply};
-use serde::Serialize;
+use remoca_view::curve::{Figures, SERVER_US, Shown, chart};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
-
-/// Latency of a memory server, in microseconds, where none was measured: that of the demonstration in the README.
-const SERVER_US: f64 = 200.0;
 
 /// Show what a cache of each size would do for a VM, whether or not it has one.
 #[derive(Args, Debug)]
@@ -45,14 +38,6 @@ enum Form {
     Json,
 }
 
-/// A curve with the figures that the table shows.
-#[derive(Serialize)]
-struct Shown<'a> {
-    #[serde(flatten)]
-    curve: &'a CurveStatus,
-    figures: &'a Figures,
-}
-
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -72,7 +57,7 @@ pub fn run(args: &CurveArgs) -> Result<()> {
 }
 
 fn ask(socket: &Path, disk: Option<String>) -> Result<CurveStatus> {
-    let reply = control::call(socket, Command::Curve { disk }).map_err(|error| {
+    let reply = control::call(socket, Command::Curve { disk, grid: None }).map_err(|error| {
         runtime::explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
     })?;
     match reply {
@@ -91,7 +76,7 @@ fn text(curve: &CurveStatus, figures: &Figures) -> Result<String> {
     writeln!(text, "\n{:>8}{:>9}{:>8}{:>14}{:>20}", "CACHE", "HITS %", "+-", "READ, MEAN", "BLOCKS SAVED / S")?;
     for row in figures.table() {
         let read = row.read_us.map_or("-".into(), |us| format!("{:.2} ms", us / 1000.0));
-        let saved = row.blocks_saved_per_s.map_or("-".into(), crate::status::text::rate);
+        let saved = row.blocks_saved_per_s.map_or("-".into(), remoca_view::text::rate);
         let error = format!("{:.1}", row.standard_error * 100.0);
         let mark = if row.is_present { "  <- has now" } else { "" };
         let size = show_size(row.bytes);
@@ -152,33 +137,8 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoca_protocol::control::{CurvePoint, ForecastStatus};
-
-    /// Returns a curve that falls evenly from 1 at 1 MiB to 0 at 64 GiB.
-    pub(super) fn curve() -> CurveStatus {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 2^36")]
-        let bytes = |at: u32| (2_f64.powf(f64::from(at) / 4.0) * 1048576.0).round() as u64;
-        let point = |at: u32| CurvePoint {
-            bytes: bytes(at),
-            miss_ratio: 1.0 - f64::from(at) / 64.0,
-            standard_error: 0.01,
-            last_window: at.is_multiple_of(4).then_some(0.5),
-        };
-        CurveStatus {
-            curve_of: "web1".into(),
-            disk: None,
-            disks: vec!["root".into(), "data".into()],
-            learns_from: "evictions".into(),
-            cache_bytes: 0,
-            blocks_read: 12345.4,
-            followed_share: 0.01,
-            points: (0..=64).map(point).collect(),
-            forecast: Some(ForecastStatus { windows: 5, curve_error: 0.02, as_before_error: 0.03 }),
-            blocks_read_per_s: Some(100.0),
-            disk_read_us: Some(7000.0),
-            server_read_us: None,
-        }
-    }
+    use remoca_protocol::control::ForecastStatus;
+    use remoca_view::testing::curve;
 
     fn shown(curve: &CurveStatus) -> String {
         text(curve, &Figures::of(curve, None, SERVER_US)).unwrap()

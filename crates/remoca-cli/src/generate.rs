@@ -55,8 +55,8 @@ mod tests {
         run(&args, crate::Arguments::command()).unwrap();
         let read = |name: &str| std::fs::read_to_string(args.folder.join(name)).unwrap_or_else(|_| panic!("no {name}"));
         for subcommand in [
-            "serve", "disk", "status", "curve", "set", "upgrade", "migrate", "support", "config", "check", "xml",
-            "generate",
+            "serve", "disk", "host", "status", "top", "web", "curve", "trace", "sim", "set", "forget", "upgrade",
+            "migrate", "support", "config", "check", "xml", "generate",
         ] {
             assert!(read("remoca.1").contains(&format!("remoca\\-{subcommand}(1)")), "{subcommand}");
             assert!(read(&format!("remoca-{subcommand}.1")).contains(".SH OPTIONS"), "{subcommand}");
@@ -65,9 +65,15 @@ mod tests {
             }
         }
         let page = read("remoca-config.1");
-        for words in
-            ["cache = SIZE", "server = [ADDRESS, ...]", "no\\-hedge = true|false", "format", "listen = [ADDRESS, ...]"]
-        {
+        for words in [
+            "cache = SIZE",
+            "server = [ADDRESS, ...]",
+            "no\\-hedge = true|false",
+            "format",
+            "listen = [ADDRESS, ...]",
+            "total = SIZE",
+            "bound = PERCENT",
+        ] {
             assert!(page.contains(&format!("\\fB{words}\\fR")), "{words}: {page}");
         }
         assert!(read("remoca-status.1").contains(".SH COUNTERS\n.TP\n\\fBreads\\fR\nGuest reads"));

@@ -5,22 +5,30 @@ mod config;
 mod curve;
 mod disk;
 mod failure;
+mod forget;
 mod generate;
 mod group;
+mod host;
 mod hypervisor;
 mod log;
+mod memory;
 mod migrate;
 mod qcow2;
 mod runtime;
 mod serve;
 mod set;
 pub mod settings;
+mod sim;
 mod size;
 mod status;
 mod support;
 mod take_back;
+mod time;
+mod top;
+mod trace;
 mod upgrade;
 mod vm;
+mod web;
 mod xml;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -40,9 +48,15 @@ enum Command {
     Disk(Box<disk::DiskArgs>),
     Config(config::ConfigArgs),
     Status(status::StatusArgs),
+    Top(top::TopArgs),
+    Web(web::WebArgs),
     Curve(curve::CurveArgs),
+    Trace(trace::TraceArgs),
+    Sim(sim::SimArgs),
     Set(set::SetArgs),
+    Forget(forget::ForgetArgs),
     TakeBack(take_back::TakeBackArgs),
+    Host(Box<host::HostArgs>),
     Upgrade(upgrade::UpgradeArgs),
     Migrate(migrate::MigrateArgs),
     Support(support::SupportArgs),
@@ -63,9 +77,15 @@ pub fn main() -> ExitCode {
         Command::Disk(args) => disk::run(&args, &words),
         Command::Config(args) => config::run(&args),
         Command::Status(args) => status::run(&args),
+        Command::Top(args) => top::run(args),
+        Command::Web(args) => web::run(args),
         Command::Curve(args) => curve::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Sim(args) => sim::run(&args),
         Command::Set(args) => set::run(&args),
+        Command::Forget(args) => forget::run(&args),
         Command::TakeBack(args) => take_back::run(&args),
+        Command::Host(args) => host::run(&args, &words),
         Command::Upgrade(args) => upgrade::run(&args),
         Command::Migrate(args) => migrate::run(&args),
         Command::Support(args) => support::run(&args),

@@ -55,7 +55,7 @@ pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns the control sockets in `directory`, in the order of their names.
-fn sockets_in(directory: &Path) -> Vec<PathBuf> {
+pub fn sockets_in(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut found: Vec<_> =
         entries.filter(|path| path.extension().is_some_and(|extension| extension == SUFFIX)).collect();

@@ -18,6 +18,7 @@ use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Folder, Unusable};
 use crate::size::{parse_size, show_size};
+use crate::time::parse_duration;
 
 /// Flags that are no settings.
 const NOT_IN_FILES: &[&str] = &["config"];
@@ -203,22 +204,6 @@ impl Locking {
         let patience = u32::try_from(Self::PATIENCE.as_micros()).unwrap_or(u32::MAX);
         let _told = sd_notify::notify(&[NotifyState::ExtendTimeoutUsec(patience), NotifyState::Status(&state)]);
     }
-}
-
-/// Parses a time such as `500ms`, `60s`, `5m` or `1h`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
-    const MONTH_MS: u64 = 31 * 24 * 3_600_000;
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let ms_per_unit = match &text[number.len()..] {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        "h" => 3_600_000,
-        _ => return Err(format!("`{text}` is not a time: write a whole number with ms, s, m or h, such as 60s")),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a time: it begins with a whole number"))?;
-    let ms = number.checked_mul(ms_per_unit).filter(|ms| *ms <= MONTH_MS);
-    ms.map(Duration::from_millis).ok_or_else(|| format!("`{text}` is longer than a month"))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_io::address::Endpoint;
-use remoca_protocol::control::{Command, Status};
+use remoca_protocol::control::{Command, PoolStatus, Status};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,6 +25,10 @@ pub struct SetArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     cache: Option<u64>,
 
+    /// New size of the local tier, the memory of this host in front of the memory servers; 0 gives it back at once
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    local: Option<u64>,
+
     /// Turn the cache on; it starts cold
     #[arg(long, conflicts_with = "off")]
     on: bool,
@@ -33,18 +37,22 @@ pub struct SetArgs {
     #[arg(long)]
     off: bool,
 
-    /// New list of memory servers, such as tcp:HOST:PORT; may be repeated. Servers that are not named are left at once and get
-    /// their memory back
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "on", "off"])]
+    /// New list of memory servers, such as tcp:HOST:PORT; may be repeated. Pools of servers that are not named are drained:
+    /// they get no new pages, and are given back when what they have was read, after ten minutes at most
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "local", "on", "off"])]
     server: Vec<Endpoint>,
+
+    /// With --server: leave servers that are not named at once, with all that is cached there
+    #[arg(long, requires = "server", conflicts_with_all = ["cache", "on", "off"])]
+    now: bool,
 
     /// Let flushes of this disk succeed again after one failed. Only if its image is known to be sound, or was repaired while
     /// the guest was off
-    #[arg(long, value_name = "DISK", conflicts_with_all = ["cache", "on", "off", "server"])]
+    #[arg(long, value_name = "DISK", conflicts_with_all = ["cache", "local", "on", "off", "server"])]
     clear_failed_flush: Option<String>,
 
     /// Forget the failed flushes of images that were removed from this VM. Only if these images are known to be sound, or gone
-    #[arg(long, conflicts_with_all = ["cache", "on", "off", "server", "clear_failed_flush"])]
+    #[arg(long, conflicts_with_all = ["cache", "local", "on", "off", "server", "clear_failed_flush"])]
     clear_removed_flushes: bool,
 }
 
@@ -70,14 +78,16 @@ pub fn run(args: &SetArgs) -> Result<()> {
     };
     let servers: Option<Vec<_>> =
         (!args.server.is_empty()).then(|| args.server.iter().map(Endpoint::to_string).collect());
-    if enabled.is_none() && args.cache.is_none() && servers.is_none() {
-        bail!("nothing to change: give --cache SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK");
+    if enabled.is_none() && args.cache.or(args.local).is_none() && servers.is_none() {
+        bail!(
+            "nothing to change: give --cache SIZE, --local SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK"
+        );
     }
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
-    let status = runtime::ask(&socket, Command::Set { cache_bytes: args.cache, enabled, servers })?;
+    let (cache_bytes, local_bytes, at_once) = (args.cache, args.local, args.now);
+    let status = runtime::ask(&socket, Command::Set { cache_bytes, local_bytes, enabled, servers, at_once })?;
     if !args.server.is_empty() {
-        let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
-        return Ok(writeln!(std::io::stdout(), "{}: servers {}", status.name, servers.join(" "))?);
+        return Ok(write!(std::io::stdout(), "{}", servers_text(&status, &args.name))?);
     }
     let status = settled(&socket, status)?;
     Ok(writeln!(std::io::stdout(), "{}: cache {}", status.name, cache_text(&status))?)
@@ -88,7 +98,10 @@ fn settled(socket: &Path, mut status: Status) -> Result<Status> {
     let give_up_at = Instant::now() + GRANT_TIME_MAX;
     loop {
         let is_connected = status.server.as_ref().is_some_and(|server| server.connected);
-        let is_granted = is_connected && status.cache.granted_bytes == status.cache.wanted_bytes;
+        let cache = &status.cache;
+        let is_granted = is_connected
+            && cache.granted_bytes == cache.wanted_bytes
+            && cache.local_granted_bytes == cache.local_wanted_bytes;
         if !status.cache.enabled || is_granted || Instant::now() >= give_up_at {
             return Ok(status);
         }
@@ -97,11 +110,57 @@ fn settled(socket: &Path, mut status: Status) -> Result<Status> {
     }
 }
 
-/// Returns the size of the cache, and why the memory server grants less if it does.
+/// Returns the servers of the VM `name`, and which pools are drained.
+fn servers_text(status: &Status, name: &str) -> String {
+    let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
+    let mut text = format!("{}: servers {}\n", status.name, servers.join(" "));
+    let is_drained = |pool: &&PoolStatus| pool.state == "draining" && !servers.contains(&pool.server.as_str());
+    let drained: Vec<_> = status.pools.iter().filter(is_drained).collect();
+    for pool in &drained {
+        text += &format!("{}: draining, {} left\n", pool.server, show_size(pool.used_bytes));
+    }
+    if !drained.is_empty() {
+        text += &format!(
+            "It takes ten minutes at most; `remoca status {name} -v` shows what is left. The same command with --now leaves at once.\n"
+        );
+    }
+    text
+}
+
+/// Returns the sizes of the cache and its local tier, and why a memory server grants less if it does.
 fn cache_text(status: &Status) -> String {
     let cache = &status.cache;
     if !cache.enabled {
         return "off".into();
+    }
+    let local = local_text(status).map_or(String::new(), |local| format!("; local tier {local}"));
+    format!("{}{local}", remote_text(status))
+}
+
+/// Returns the size of the local tier, and why its server grants less if it does. Returns `None` if there is no such tier.
+fn local_text(status: &Status) -> Option<String> {
+    let cache = &status.cache;
+    let (wanted, granted) = (show_size(cache.local_wanted_bytes), show_size(cache.local_granted_bytes));
+    let is_up = status.pools.iter().any(|pool| pool.is_local_tier);
+    match (cache.local_wanted_bytes, cache.local_granted_bytes) {
+        (0, _) => None,
+        (all, given) if all == given => Some(format!("{wanted}, all granted")),
+        _ if is_up => Some(format!(
+            "{wanted}, of which {granted} are granted: the memory server of this host has no more to give now"
+        )),
+        _ => {
+            let error = status.servers.iter().find(|server| server.endpoint.starts_with("local:"));
+            let error =
+                error.and_then(|server| server.error.as_ref()).map_or(String::new(), |error| format!(" ({error})"));
+            Some(format!("{wanted}, granted when there is a connection to the memory server of this host{error}"))
+        }
+    }
+}
+
+fn remote_text(status: &Status) -> String {
+    let cache = &status.cache;
+    if cache.wanted_bytes == 0 {
+        return "0".into();
     }
     let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
     match (&status.server, status.servers.iter().find(|server| server.in_use)) {

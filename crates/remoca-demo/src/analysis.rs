@@ -83,7 +83,7 @@ fn is_read_in(record: &TraceRecord, window: Window) -> bool {
 }
 
 fn blocks(record: &TraceRecord) -> std::ops::Range<u64> {
-    record.offset / BLOCK_BYTES..(record.offset + record.length).div_ceil(BLOCK_BYTES)
+    record.block..record.end()
 }
 
 /// Returns `part` divided by `all`, or 0 if `all` is 0.
@@ -211,7 +211,7 @@ mod tests {
 
     fn read(issued_ns: u64, block: u64, count: u64, latency_ns: u64, source: TracedSource) -> TraceRecord {
         let (offset, length) = (block * BLOCK_BYTES, count * BLOCK_BYTES);
-        TraceRecord { issued_ns, latency_ns, offset, length, disk: 0, op: TracedOp::Read, source, lost: 0 }
+        TraceRecord { issued_ns, latency_ns, source, ..TraceRecord::of_bytes(TracedOp::Read, offset, length) }
     }
 
     #[test]

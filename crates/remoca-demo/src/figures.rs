@@ -226,12 +226,8 @@ mod tests {
         TraceRecord {
             issued_ns: u64::try_from(Duration::from_secs_f64(at_s).as_nanos()).unwrap(),
             latency_ns: latency_ms * 1_000_000,
-            offset: record * RECORD_BLOCKS * 4096,
-            length: RECORD_BLOCKS * 4096,
-            disk: 0,
-            op: TracedOp::Read,
             source,
-            lost: 0,
+            ..TraceRecord::of_bytes(TracedOp::Read, record * RECORD_BLOCKS * 4096, RECORD_BLOCKS * 4096)
         }
     }
     fn status(counters: &[(&str, u64)], lost: u64) -> Status {
@@ -256,6 +252,8 @@ mod tests {
                 wanted_bytes: 0,
                 granted_bytes: 0,
                 used_bytes: 0,
+                local_wanted_bytes: 0,
+                local_granted_bytes: 0,
                 admission: String::new(),
                 insertion: String::new(),
                 lru_hit_ratio: None,

@@ -11,7 +11,6 @@
 mod acts;
 pub mod analysis;
 mod arguments;
-mod chart;
 mod conditions;
 mod figures;
 pub mod lru;

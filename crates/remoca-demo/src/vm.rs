@@ -11,7 +11,7 @@ use remoca_io::control;
 use remoca_lab::Service;
 use remoca_protocol::{
     control::{Command as Ask, Reply, Status},
-    trace::{TraceRecord, parse_trace},
+    trace::{Trace, TraceRecord, parse_trace},
 };
 
 use crate::analysis::Window;
@@ -118,8 +118,8 @@ impl VmProcess {
         let status = self.service.terminate(LIMIT)?;
         ensure!(status.success(), "remoca disk ended with {status}:\n{}", self.service.log_tail());
         let trace = std::fs::read(&self.trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
-        let records = parse_trace(&trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
-        let lost: u64 = records.iter().map(|record| u64::from(record.lost)).sum();
+        let Trace { records, lost } =
+            parse_trace(&trace).with_context(|| format!("cannot read {}", self.trace.display()))?;
         ensure!(lost == 0, "{lost} requests are missing in the trace {}", self.trace.display());
         Ok(records)
     }

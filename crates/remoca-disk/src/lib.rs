@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod driver;
+pub mod endpoints;
 pub mod handover;
 pub mod latency;
 pub mod link;

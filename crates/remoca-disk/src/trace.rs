@@ -1,28 +1,35 @@
-//! The trace of a VM's disk requests (`--trace FILE`), in the format of [`remoca_protocol::trace`].
+//! The trace of a VM's disk requests and of its guest's evictions, in the format of [`remoca_protocol::trace`]: into a file
+//! (`--trace FILE`), or to a client of the control socket (`remoca trace record`).
 //!
-//! A thread writes the file, so that requests do not wait for its file system. Records for which the thread has no room
-//! are lost. The next record that is kept says how many, and so do the status and the log at the end. A write error
+//! A thread writes it, so that requests do not wait for a file system or for the client. Records for which the thread has no
+//! room are lost. The next frame that is kept says how many, and so do the status and the log at the end. A write error
 //! ends the trace with a warning, and has no other effect.
 
 use remoca_io::wake::WakeUp;
 use remoca_io::wake::raise;
-use remoca_protocol::trace::{RECORD_BYTES, TraceRecord, lost_before};
+use remoca_protocol::trace::{FrameEncoder, HEAD_BYTES, TraceRecord, check_head, head};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-/// Number of records that are passed to the thread together.
-const CHUNK_RECORDS: usize = 512;
-/// Maximum number of chunks that wait for the file, 2.6 MB.
-const CHUNKS_MAX: usize = 128;
+/// Maximum number of frames that wait for the file, 2.6 MB.
+const FRAMES_MAX: usize = 128;
 /// How long the start waits to learn whether the file can be made, and the end waits for records that are still to be
 /// written. The file system may hang.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A frame that waits for the thread.
+struct Encoded {
+    bytes: Vec<u8>,
+    records: u64,
+}
 
 /// State shared by the thread that writes the file and the one that records.
 struct Shared {
@@ -47,9 +54,11 @@ impl Shared {
 /// The writer of a trace.
 pub struct TraceWriter {
     /// `None` when the trace has ended.
-    chunks: Option<SyncSender<Vec<u8>>>,
-    chunk: Vec<u8>,
-    /// Records lost since the last one in `chunk`.
+    frames: Option<SyncSender<Encoded>>,
+    frame: FrameEncoder,
+    /// Whether the guest's evictions are recorded in `frame`.
+    sees_evictions: bool,
+    /// Records lost since the last frame that was kept.
     untold: u32,
     lost: u64,
     shared: Arc<Shared>,
@@ -64,23 +73,53 @@ impl TraceWriter {
     /// # Errors
     /// If the file cannot be created, or the system has no descriptors or threads left.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let this = Self::start(path, |path| File::create(path))?;
+        let this = Self::start_in(path, |path| {
+            let mut file = File::create(path)?;
+            file.write_all(&head())?;
+            Ok(file)
+        })?;
         match this.outcome.recv_timeout(PATIENCE) {
             Ok(Err(error)) => Err(error),
             Ok(Ok(())) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(this),
         }
     }
 
-    /// Continues a trace of a previous program of this process. Times start at zero again. A file that cannot be opened
-    /// ends the trace.
+    /// Continues a trace of a previous program of this process. Times start at zero again. A file that cannot be opened, or
+    /// that is of another format, ends the trace.
     ///
     /// # Errors
     /// If the system has no descriptors or threads left.
     pub fn append(path: &Path) -> io::Result<Self> {
-        Self::start(path, |path| File::options().create(true).append(true).open(path))
+        Self::start_in(path, open_again)
     }
 
-    fn start(path: &Path, open: fn(&Path) -> io::Result<File>) -> io::Result<Self> {
+    fn start_in(path: &Path, open: fn(&Path) -> io::Result<File>) -> io::Result<Self> {
+        let path = PathBuf::from(path);
+        Self::start(move |shared, told, frames| {
+            let is_no_file = std::fs::metadata(&path).is_ok_and(|file| !file.is_file());
+            shared.is_no_file.store(is_no_file, Ordering::Release);
+            let opened = open(&path);
+            told(opened.as_ref().map(|_| ()).map_err(|error| io::Error::new(error.kind(), error.to_string())));
+            write_file(opened?, frames, shared)
+        })
+    }
+
+    /// Starts a trace for a client, which reads `first` and then the trace from the stream. It ends when the client is gone.
+    ///
+    /// # Errors
+    /// If the system has no descriptors or threads left.
+    pub fn send(stream: UnixStream, first: Vec<u8>) -> io::Result<Self> {
+        Self::start(move |shared, told, frames| {
+            shared.is_no_file.store(true, Ordering::Release);
+            told(Ok(()));
+            send_frames(&stream, &first, frames, shared)
+        })
+    }
+
+    /// Starts the thread, which runs `work` and calls its second argument once it has opened what it writes to.
+    fn start(
+        work: impl FnOnce(&Shared, &mut dyn FnMut(io::Result<()>), &Receiver<Encoded>) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
         let wake_up = WakeUp::new()?;
         let shared = Arc::new(Shared {
             owed: AtomicU64::new(1),
@@ -88,58 +127,67 @@ impl TraceWriter {
             has_ended: AtomicBool::new(false),
             wake: Arc::clone(wake_up.wake()),
         });
-        let (chunks, queue) = sync_channel(CHUNKS_MAX);
+        let (frames, queue) = sync_channel(FRAMES_MAX);
         let (tell, outcome) = sync_channel(1);
-        let (path, of_thread) = (PathBuf::from(path), Arc::clone(&shared));
+        let of_thread = Arc::clone(&shared);
         std::thread::Builder::new().name("trace".into()).spawn(move || {
-            let is_no_file = std::fs::metadata(&path).is_ok_and(|file| !file.is_file());
-            of_thread.is_no_file.store(is_no_file, Ordering::Release);
-            let opened = open(&path);
-            let outcome = opened.as_ref().map(|_| ()).map_err(|error| io::Error::new(error.kind(), error.to_string()));
-            let _ = tell.send(outcome);
-            of_thread.settle(1);
-            if let Err(error) = opened.and_then(|file| write_chunks(file, &queue, &of_thread)) {
+            let mut told = |outcome: io::Result<()>| {
+                let _ = tell.send(outcome);
+                of_thread.settle(1);
+            };
+            if let Err(error) = work(&of_thread, &mut told, &queue) {
                 tracing::warn!("the trace ends here: {error}");
             }
             of_thread.has_ended.store(true, Ordering::Release);
             raise(&of_thread.wake);
         })?;
-        Ok(Self { chunks: Some(chunks), chunk: Vec::new(), untold: 0, lost: 0, shared, wake_up, outcome })
+        let frames = Some(frames);
+        let (frame, sees_evictions, untold, lost) = (FrameEncoder::new(), false, 0, 0);
+        Ok(Self { frames, frame, sees_evictions, untold, lost, shared, wake_up, outcome })
     }
 
-    /// Appends one record, or loses it.
-    pub fn record(&mut self, record: &TraceRecord) {
-        if self.chunks.is_none() {
+    /// Appends one record, or loses it. `sees_evictions`: whether the guest's evictions are recorded now.
+    pub fn record(&mut self, record: &TraceRecord, sees_evictions: bool) {
+        if self.frames.is_none() {
             return;
         }
-        let lost = std::mem::take(&mut self.untold);
-        self.chunk.extend(TraceRecord { lost, ..*record }.encode());
-        if self.chunk.len() >= CHUNK_RECORDS * RECORD_BYTES {
+        if sees_evictions != self.sees_evictions {
+            self.flush();
+            self.sees_evictions = sees_evictions;
+        }
+        self.frame.push(record);
+        if self.frame.is_full() {
             self.flush();
         }
     }
 
     /// Passes the records so far to the thread.
     pub fn flush(&mut self) {
-        let chunk = std::mem::take(&mut self.chunk);
-        let records = (chunk.len() / RECORD_BYTES) as u64;
+        let records = u64::from(self.frame.records());
         if records == 0 {
             return;
         }
-        let Some(chunks) = &self.chunks else { return };
+        let told = std::mem::take(&mut self.untold);
+        let bytes = self.frame.finish(told, self.sees_evictions);
+        let Some(frames) = &self.frames else { return };
         self.shared.owed.fetch_add(records, Ordering::AcqRel);
-        let Err(refused) = chunks.try_send(chunk) else { return };
+        let Err(refused) = frames.try_send(Encoded { bytes, records }) else { return };
         self.shared.settle(records);
         match refused {
-            TrySendError::Full(chunk) => {
-                // The record has 32 bits for it: that many or more.
-                let untold = u64::from(lost_before(&chunk)) + records;
-                self.untold = u32::try_from(untold).unwrap_or(u32::MAX);
+            TrySendError::Full(_) => {
+                // The frame has 32 bits for it: that many or more.
+                self.untold = u32::try_from(u64::from(told) + records).unwrap_or(u32::MAX);
                 self.lost += records;
             }
             // The thread has logged the reason.
-            TrySendError::Disconnected(_) => self.chunks = None,
+            TrySendError::Disconnected(_) => self.frames = None,
         }
+    }
+
+    /// Returns whether the trace has ended, because its file or client takes no more.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.frames.is_none() || self.shared.has_ended.load(Ordering::Acquire)
     }
 
     /// Returns the number of records that were lost.
@@ -169,41 +217,88 @@ impl TraceWriter {
     /// Ends the trace. Records that are not in the file within a second are lost.
     pub fn end(&mut self) {
         self.flush();
-        self.chunks = None;
+        self.frames = None;
         while self.outcome.recv_timeout(PATIENCE).is_ok() {}
         let lost = self.lost + self.shared.owed.load(Ordering::Acquire);
         if lost > 0 {
-            tracing::warn!("{lost} records of the trace were lost: its file took them too slowly, or not at all");
+            tracing::warn!(
+                "{lost} records of the trace were lost: its file or client took them too slowly, or not at all"
+            );
         }
     }
 }
 
-fn write_chunks(mut file: File, chunks: &Receiver<Vec<u8>>, shared: &Shared) -> io::Result<()> {
-    for chunk in chunks {
-        let result = file.write_all(&chunk);
-        shared.settle((chunk.len() / RECORD_BYTES) as u64);
+/// Opens a file to which a previous program wrote a trace.
+fn open_again(path: &Path) -> io::Result<File> {
+    let is_file = std::fs::metadata(path).map_or(true, |file| file.is_file());
+    let mut file = File::options().create(true).read(is_file).append(true).open(path)?;
+    if is_file && file.metadata()?.len() == 0 {
+        file.write_all(&head())?;
+    } else if is_file {
+        let mut first = [0; HEAD_BYTES];
+        file.read_exact(&mut first)?;
+        check_head(&first).map_err(io::Error::other)?;
+    }
+    Ok(file)
+}
+
+/// Writes frames into a file.
+fn write_file(mut file: File, frames: &Receiver<Encoded>, shared: &Shared) -> io::Result<()> {
+    for Encoded { bytes, records } in frames {
+        let result = file.write_all(&bytes);
+        shared.settle(records);
         result?;
     }
     Ok(())
 }
 
+/// Sends the first bytes, what a trace begins with, and the frames. Ends without an error when the client is gone.
+fn send_frames(mut stream: &UnixStream, first: &[u8], frames: &Receiver<Encoded>, shared: &Shared) -> io::Result<()> {
+    let gone = |error: &io::Error| matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+    if let Err(error) = stream.write_all(&[first, &head()].concat()) {
+        return if gone(&error) { Ok(()) } else { Err(error) };
+    }
+    loop {
+        match frames.recv_timeout(PATIENCE) {
+            Ok(Encoded { bytes, records }) => {
+                let result = stream.write_all(&bytes);
+                shared.settle(records);
+                match result {
+                    Err(error) if gone(&error) => return Ok(()),
+                    result => result?,
+                }
+            }
+            // A client of an idle VM would otherwise be missed only with the next frame.
+            Err(RecvTimeoutError::Timeout) if has_hung_up(stream) => return Ok(()),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+        }
+    }
+}
+
+fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::RDHUP)];
+    let no_time = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&no_time)).is_ok_and(|count| count > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoca_protocol::trace::{TracedOp, TracedSource, parse_trace};
+    use remoca_protocol::trace::{TICK_NS, TracedOp, TracedSource, parse_trace};
     use std::io::Read;
 
     fn record(number: u64) -> TraceRecord {
         let ops = [TracedOp::Read, TracedOp::Write, TracedOp::Flush, TracedOp::Discard, TracedOp::WriteZeroes];
         TraceRecord {
-            issued_ns: number << 40,
-            latency_ns: number,
-            offset: number * 4096,
-            length: 512,
+            issued_ns: number * 1_000_000,
+            latency_ns: number * TICK_NS,
+            block: number,
+            blocks: 1,
             disk: 3,
             op: ops[usize::try_from(number).unwrap() % ops.len()],
             source: if number.is_multiple_of(2) { TracedSource::Cache } else { TracedSource::Disk },
-            lost: 0,
+            is_partial: true,
         }
     }
 
@@ -213,13 +308,14 @@ mod tests {
         let records: Vec<_> = (1..2000).map(record).collect();
         let mut writer = TraceWriter::create(file.path()).unwrap();
         let (first, second) = records.split_at(1200);
-        first.iter().for_each(|record| writer.record(record));
+        first.iter().for_each(|record| writer.record(record, false));
         writer.end();
         assert!(writer.is_still());
         let mut writer = TraceWriter::append(file.path()).unwrap();
-        second.iter().for_each(|record| writer.record(record));
+        second.iter().for_each(|record| writer.record(record, false));
         writer.end();
-        assert_eq!((parse_trace(&std::fs::read(file.path()).unwrap()).unwrap(), writer.lost()), (records, 0));
+        let trace = parse_trace(&std::fs::read(file.path()).unwrap()).unwrap();
+        assert_eq!((trace.records, trace.lost, writer.lost()), (records, 0, 0));
     }
 
     #[test]
@@ -231,8 +327,8 @@ mod tests {
     #[test]
     fn a_trace_that_cannot_be_written_keeps_nobody() {
         let mut writer = TraceWriter::append(Path::new("/proc/version")).unwrap();
-        while writer.chunks.is_some() {
-            writer.record(&record(1));
+        while writer.frames.is_some() {
+            writer.record(&record(1), false);
         }
         writer.end();
         assert!(writer.is_still());
@@ -246,13 +342,14 @@ mod tests {
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let mut writer = TraceWriter::append(&path).unwrap();
-        let mut recorded = 0;
+        let mut recorded: u64 = 0;
         while writer.lost() == 0 {
             recorded += 1;
-            writer.record(&record(recorded));
+            writer.record(&record(recorded), false);
         }
         let lost = writer.lost();
-        assert!(recorded - lost <= (CHUNKS_MAX as u64 + 2) * CHUNK_RECORDS as u64);
+        // Those that wait, one frame that is being written, and what a pipe holds; a frame has about 4,000.
+        assert!(recorded - lost <= (FRAMES_MAX as u64 + 5) * 8192);
         let mut pipe = File::open(&path).unwrap();
         let reader = std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -263,13 +360,43 @@ mod tests {
             std::thread::yield_now();
         }
         recorded += 1;
-        writer.record(&record(recorded));
+        writer.record(&record(recorded), false);
         writer.end();
         drop(writer);
-        let records = parse_trace(&reader.join().unwrap().unwrap()).unwrap();
-        assert_eq!(records.len() as u64, recorded - lost);
-        let missing: Vec<_> = records.iter().filter(|record| record.lost > 0).collect();
-        assert_eq!(missing.len(), 1);
-        assert_eq!((u64::from(missing[0].lost), missing[0].latency_ns), (lost, recorded));
+        let bytes = [&head()[..], &reader.join().unwrap().unwrap()].concat();
+        let trace = parse_trace(&bytes).unwrap();
+        assert_eq!((trace.records.len() as u64, trace.lost), (recorded - lost, lost));
+        assert_eq!(trace.records.last(), Some(&record(recorded)));
+    }
+
+    #[test]
+    fn a_client_gets_a_trace_until_it_goes() {
+        let (mut client, process) = UnixStream::pair().unwrap();
+        let mut writer = TraceWriter::send(process, b"a reply\n".to_vec()).unwrap();
+        (1..=10).for_each(|number| writer.record(&record(number), number > 5));
+        writer.flush();
+        assert!(!writer.has_ended());
+        drop(writer);
+        let mut bytes = Vec::new();
+        client.read_to_end(&mut bytes).unwrap();
+        let trace = parse_trace(bytes.strip_prefix(b"a reply\n").unwrap()).unwrap();
+        assert_eq!(trace.records, (1..=10).map(record).collect::<Vec<_>>());
+
+        let (client, process) = UnixStream::pair().unwrap();
+        let writer = TraceWriter::send(process, Vec::new()).unwrap();
+        drop(client);
+        while !writer.has_ended() {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_file_of_another_format_is_left_alone() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [7; 40]).unwrap();
+        let mut writer = TraceWriter::append(file.path()).unwrap();
+        writer.record(&record(1), false);
+        writer.end();
+        assert_eq!(std::fs::read(file.path()).unwrap(), [7; 40]);
     }
 }

@@ -27,6 +27,7 @@ pub fn config(has_port: bool) -> EngineConfig {
         key: [7; 16],
         seed: 1,
         cache: CACHE,
+        local: PageCount(0),
         guest_memory: PageCount(16),
         has_port,
         frame_sample: 1,
@@ -169,7 +170,7 @@ impl World {
                 }
             }
             13 => self.pass_time(source),
-            14 => self.engine.resize(self.now, PageCount(u32::from(source.below(3)) * 4)),
+            14 => self.engine.resize(self.now, PageCount(u32::from(source.below(3)) * 4), PageCount(0)),
             _ => match source.byte() {
                 kind if kind & 1 == 0 => self.change_servers(kind),
                 _ => self.reply_unasked(source),

@@ -114,6 +114,8 @@ fn descriptions() -> Vec<Vec<u8>> {
         name: "vm".into(),
         upgrades: 1,
         cache_pages: 8,
+        local_pages: 2,
+        local_server: Some("local:/l".into()),
         cache_enabled: true,
         options: Some(7),
         servers: vec!["unix:/s".into()],

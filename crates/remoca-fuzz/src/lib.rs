@@ -22,6 +22,7 @@ mod resume;
 mod session;
 mod source;
 mod trace;
+mod trace_formats;
 
 use remoca_disk::testing::fuzz_migration_seeds;
 use remoca_frontend::testing::{fuzz_nbd, fuzz_vhost_queue, fuzz_vhost_queue_seeds};
@@ -40,7 +41,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "agent-page", length_max: 4200, run: agent_page::run, seeds: agent_page::seeds },
     Target { name: "control", length_max: 1024, run: control::run, seeds: control::seeds },
     Target { name: "engine", length_max: 400, run: engine::run, seeds: engine::seeds },
@@ -54,5 +55,20 @@ pub const TARGETS: [Target; 14] = [
     Target { name: "resume", length_max: 400, run: resume::run, seeds: resume::seeds },
     Target { name: "session", length_max: 2048, run: session::run, seeds: session::seeds },
     Target { name: "trace", length_max: 1024, run: trace::run, seeds: trace::seeds },
+    Target {
+        name: "trace-blkparse",
+        length_max: 1024,
+        run: trace_formats::blkparse,
+        seeds: trace_formats::blkparse_seeds,
+    },
+    Target {
+        name: "trace-blktrace",
+        length_max: 1024,
+        run: trace_formats::blktrace,
+        seeds: trace_formats::blktrace_seeds,
+    },
+    Target { name: "trace-msr", length_max: 1024, run: trace_formats::msr, seeds: trace_formats::msr_seeds },
+    Target { name: "trace-oracle", length_max: 1024, run: trace_formats::oracle, seeds: trace_formats::oracle_seeds },
+    Target { name: "trace-vscsi", length_max: 1024, run: trace_formats::vscsi, seeds: trace_formats::vscsi_seeds },
     Target { name: "vhost-queue", length_max: 2048, run: fuzz_vhost_queue, seeds: fuzz_vhost_queue_seeds },
 ];

@@ -7,7 +7,7 @@ use crate::engine::{self, BLOCKS, DISK, World};
 use crate::source::Source;
 use remoca_core::engine::DiskEngine;
 use remoca_core::fingerprint::{Fingerprint, Fingerprinter};
-use remoca_core::index::{CacheIndex, DISK_BYTES_MAX, DiskState, LogEnd, Move, Offer, Origin, Place, Pool};
+use remoca_core::index::{CacheIndex, DISK_BYTES_MAX, DiskState, LogEnd, Move, Offer, Origin, Place, Pool, Tiers};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PageCount, PoolIndex, PoolSet, SlotIndex};
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -309,8 +309,17 @@ impl Life {
         let content = self.content(number);
         let known = self.index.is_known_content(content);
         let place = if number & 0x80 == 0 { Place::Tail } else { Place::Head };
-        match self.index.offer(content, place, PoolSet::ALL) {
-            Offer::Admitted(slot) => {
+        let first: PoolSet = [PoolIndex(0)].into_iter().collect();
+        let others = PoolIndex::all().filter(|pool| !first.contains(*pool)).collect();
+        let tiers = if number & 0x40 == 0 { PoolSet::ALL.into() } else { Tiers { local: first, remote: others } };
+        let offer = self.index.offer(content, place, tiers);
+        if let Offer::Demoting { slot, to } = offer {
+            let demoted = self.server[&self.index.place_of(slot).expect("an admitted page has a place")];
+            assert!(!self.pinned.contains(&to), "nobody waits for what was there");
+            self.server.insert(self.index.place_of(to).expect("a demoted page has a place"), demoted);
+        }
+        match offer {
+            Offer::Admitted(slot) | Offer::Demoting { slot, .. } => {
                 assert!(known && !self.pinned.contains(&slot), "it is known, and nobody waits for what was there");
                 self.server.insert(self.index.place_of(slot).expect("an admitted page has a place"), content);
             }

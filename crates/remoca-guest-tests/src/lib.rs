@@ -280,12 +280,13 @@ impl Host {
 
     /// Sets the size of the cache, and turns it on or off, as `remoca set` does.
     pub fn set(&self, cache_bytes: Option<u64>, enabled: Option<bool>) -> Result<Status> {
-        self.ask(Ask::Set { cache_bytes, enabled, servers: None })
+        self.ask(Ask::Set { cache_bytes, local_bytes: None, enabled, servers: None, at_once: false })
     }
 
     /// Sets the servers as `remoca set --server` does.
     pub fn set_servers(&self, servers: Vec<String>) -> Result<Status> {
-        self.ask(Ask::Set { cache_bytes: None, enabled: None, servers: Some(servers) })
+        let servers = Some(servers);
+        self.ask(Ask::Set { cache_bytes: None, local_bytes: None, enabled: None, servers, at_once: false })
     }
 
     /// Upgrades as `remoca upgrade` does, to the current file of the program.

@@ -36,11 +36,27 @@ pub fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// If the system refuses. An existing file is unchanged then.
 pub fn write(path: &Path, text: impl AsRef<[u8]>) -> io::Result<()> {
+    replace(path, text.as_ref(), |_| Ok(()))
+}
+
+/// Writes a file as [`write`] does, and returns when it is on the disk.
+///
+/// # Errors
+/// As [`write`]. If only the folder cannot be synchronised, the new file is in place.
+pub fn write_durably(path: &Path, text: impl AsRef<[u8]>) -> io::Result<()> {
+    replace(path, text.as_ref(), File::sync_all)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(folder)?.sync_all()
+}
+
+fn replace(path: &Path, text: &[u8], finish: impl Fn(&File) -> io::Result<()>) -> io::Result<()> {
     let new = with_ending(path, ".new");
     // A killed process may have left such a file.
     let _ = std::fs::remove_file(&new);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?).write_all(text.as_ref())?;
+    let mut file = File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?);
+    file.write_all(text)?;
+    finish(&file)?;
     std::fs::rename(&new, path)
 }
 
@@ -67,6 +83,8 @@ mod tests {
         symlink(&other, with_ending(&path, ".new")).unwrap();
         write(&path, "what is left").unwrap();
         assert_eq!(read(&path, 4).unwrap(), "what");
+        write_durably(&path, "this is new").unwrap();
+        assert_eq!(read(&path, 4).unwrap(), "this");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
         assert!(read(folder.path(), 4).is_err(), "no file");

@@ -28,7 +28,13 @@ pub struct Description {
     pub upgrades: u32,
     pub cache_pages: u32,
     pub cache_enabled: bool,
+    /// The operator's list of memory servers.
     pub servers: Vec<String>,
+    /// Size of the local tier, and its server. Descriptions of older programs lack both.
+    #[serde(default)]
+    pub local_pages: u32,
+    #[serde(default)]
+    pub local_server: Option<String>,
     /// Hash of the options that these settings come from or differ from. Descriptions of older programs lack this field.
     #[serde(default)]
     pub options: Option<u64>,

@@ -26,6 +26,7 @@ pub mod control;
 mod frame;
 pub mod guests;
 pub mod handover;
+pub mod host;
 pub mod kept_pool;
 pub mod ledger;
 pub mod nbd;

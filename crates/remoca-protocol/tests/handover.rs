@@ -40,13 +40,13 @@ const WITHOUT_OFFERS: &str = concat!(
 );
 
 /// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, the hash of
-/// the options, and mapped pools.
+/// the options, mapped pools, and the local tier.
 fn recorded() -> String {
     let hypervisor =
         r#","offered":{"features":4294967296,"protocol_features":37387,"queues":4,"sector":512,"nbd_flags":0}"#;
     let client = r#","offered":{"features":0,"protocol_features":0,"queues":0,"sector":512,"nbd_flags":365}"#;
     WITHOUT_OFFERS
-        .replace(r#""servers":["tcp:h:1"]"#, r#""servers":["tcp:h:1"],"options":9"#)
+        .replace(r#""servers":["tcp:h:1"]"#, r#""servers":["tcp:h:1"],"local_pages":0,"local_server":null,"options":9"#)
         .replace(r#""protocol_features":37387"#, &format!(r#""protocol_features":37387{hypervisor}"#))
         .replace(r#""structured_replies":true"#, &format!(r#""structured_replies":true{client}"#))
         .replace(r#""write_cache_off":true"#, r#""write_cache_off":true,"had_bytes":1073741824"#)
@@ -122,6 +122,8 @@ fn description() -> Description {
         name: "vm".into(),
         upgrades: 1,
         cache_pages: 8,
+        local_pages: 0,
+        local_server: None,
         cache_enabled: true,
         servers: vec!["tcp:h:1".into()],
         options: Some(9),

@@ -55,17 +55,20 @@ pub enum HostRule {
     LocalStore,
     /// A process's knowledge from before another one had the disks is void.
     MovedIsCold,
+    /// A page of the local tier that moves is copied before another one takes its place.
+    DemoteFirst,
 }
 
 impl HostRule {
     /// All rules, with their names.
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("image-lock", Self::ImageLock),
         ("fence", Self::Fence),
         ("image-unchanged", Self::ImageUnchanged),
         ("same-boot", Self::SameBoot),
         ("local-store", Self::LocalStore),
         ("moved-is-cold", Self::MovedIsCold),
+        ("demote-first", Self::DemoteFirst),
     ];
 }
 
@@ -122,6 +125,10 @@ tally! {
     /// Frames looked at before they were overwritten.
     frames,
     pages_sent,
+    /// Pages that moved from the local tier to another one.
+    demoted,
+    /// Pages read from the local tier.
+    local_reads,
     moves,
     connects,
     /// Sessions that the engine abandoned.

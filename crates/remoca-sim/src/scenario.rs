@@ -65,6 +65,8 @@ pub struct Machine {
     pub remote_store: bool,
     /// Size of the cache at the start.
     pub slots: u32,
+    /// Size of the local tier at the start; 0 if there is none.
+    pub local: u32,
     /// Number of blocks beyond the cached ones that the engine remembers.
     pub resident: u32,
     /// Number of pages in the guest's page cache.
@@ -109,6 +111,7 @@ impl Machine {
             sectors: blocks * BLOCK_SECTORS + tail,
             remote_store: random.one_in(3),
             slots: random.count(4..=32),
+            local: if key[4].is_multiple_of(2) { 0 } else { u32::from(key[5] % 12) + 1 },
             resident: random.count(16..=160),
             guest_pages: random.index(60) + 4,
             has_port,

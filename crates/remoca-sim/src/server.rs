@@ -50,6 +50,8 @@ pub struct Pool {
     pool: Vec<Slot>,
     generation: u64,
     sends_received: u64,
+    /// Number of pages of a mapped pool that its process has counted.
+    counted: u64,
     /// Newest connection to the pool; 0 if there is none.
     pub connection: ConnectionId,
     /// First message of that connection that never arrives; nor does any later one.
@@ -68,6 +70,7 @@ impl Default for Pool {
             pool: Vec::new(),
             generation: 1,
             sends_received: 0,
+            counted: 0,
             connection: 0,
             lost_from: u64::MAX,
             abandoned: None,
@@ -78,12 +81,36 @@ impl Default for Pool {
 }
 
 impl Pool {
+    /// Returns an empty pool of this generation.
+    #[must_use]
+    pub fn of_generation(generation: u64) -> Self {
+        Self { generation, ..Self::default() }
+    }
+
+    /// Counts the pages that were sent so far, as the process that writes to a mapped pool does at the end of its turns.
+    pub fn count(&mut self) {
+        self.counted = self.sends_received;
+    }
+
+    /// Ends the life of the process that counts the pages. It has counted all of them if it `ends_well`.
+    pub fn end_count(&mut self, ends_well: bool) {
+        if ends_well {
+            self.count();
+        }
+        self.sends_received = self.counted;
+    }
+
+    /// Forgets how many pages were sent.
+    pub fn forget_count(&mut self) {
+        (self.sends_received, self.counted) = (0, 0);
+    }
+
     /// Drops all pages, and voids connections below `void_below`. Generations of different servers are often equal, so
     /// one means nothing on another server.
     pub fn close(&mut self, void_below: ConnectionId) {
         self.generation += u64::from(!self.pool.is_empty() || self.sends_received > 0);
         self.pool.clear();
-        self.sends_received = 0;
+        (self.sends_received, self.counted) = (0, 0);
         self.connection = 0;
         self.abandoned = None;
         self.void_below = void_below;

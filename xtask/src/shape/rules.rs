@@ -10,9 +10,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Crates of the project that each crate is built with. A crate may name only crates that are listed above it here.
-const CRATES: [(&str, &[&str]); 15] = [
+const CRATES: [(&str, &[&str]); 19] = [
     ("remoca-core", &[]),
     ("remoca-protocol", &["remoca-core"]),
+    ("remoca-trace", &["remoca-core", "remoca-protocol"]),
+    ("remoca-page", &[]),
     ("remoca-io", &["remoca-protocol"]),
     ("remoca-agent", &[]),
     ("remoca-lab", &[]),
@@ -20,12 +22,36 @@ const CRATES: [(&str, &[&str]); 15] = [
     ("remoca-store", &["remoca-io", "remoca-protocol"]),
     ("remoca-frontend", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-disk", &["remoca-core", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
+    ("remoca-host", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
-    ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-protocol"]),
-    ("remoca-cli", &["remoca-core", "remoca-disk", "remoca-io", "remoca-protocol", "remoca-server", "remoca-store"]),
+    ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-page", "remoca-protocol"]),
+    ("remoca-view", &["remoca-io", "remoca-protocol"]),
+    (
+        "remoca-cli",
+        &[
+            "remoca-core",
+            "remoca-disk",
+            "remoca-host",
+            "remoca-io",
+            "remoca-page",
+            "remoca-protocol",
+            "remoca-server",
+            "remoca-store",
+            "remoca-trace",
+            "remoca-view",
+        ],
+    ),
     (
         "remoca-bench",
-        &["remoca-core", "remoca-frontend", "remoca-io", "remoca-lab", "remoca-protocol", "remoca-server"],
+        &[
+            "remoca-core",
+            "remoca-frontend",
+            "remoca-io",
+            "remoca-lab",
+            "remoca-protocol",
+            "remoca-server",
+            "remoca-trace",
+        ],
     ),
     (
         "remoca-fuzz",
@@ -37,6 +63,7 @@ const CRATES: [(&str, &[&str]); 15] = [
             "remoca-protocol",
             "remoca-server",
             "remoca-store",
+            "remoca-trace",
         ],
     ),
     ("remoca-guest-tests", &["remoca-demo", "remoca-frontend", "remoca-io", "remoca-lab", "remoca-protocol"]),

@@ -43,6 +43,7 @@ impl Driven {
             key: u128::from(seed).to_le_bytes(),
             seed,
             cache: PageCount(if setting == Setting::Cache { cache } else { 0 }),
+            local: PageCount(0),
             guest_memory: PageCount(guest_pages + 64),
             has_port: setting != Setting::ReadsAlone,
             frame_sample: 0,

@@ -1,28 +1,26 @@
 //! The guest of a running process: attached, its memory shared, its QEMU patient, its agent heard.
 
-use super::finding::Finding;
 use crate::hypervisor::{self, Version};
-use crate::size::show_size;
 use crate::vm::Vm;
 use remoca_disk::start::PortOptions;
 use remoca_protocol::control::Status;
 use remoca_protocol::port::PORT_SERIAL;
+use remoca_view::diagnosis;
+use remoca_view::finding::Finding;
 use std::path::Path;
 
-/// A running agent reports at least every ten seconds.
-const AGENT_PATIENCE_S: u64 = 30;
 /// First libvirt that is sure to pass `<reconnect>` on for a vhost-user disk attached to a running guest.
 const HOT_PLUG: Version = Version(9, 10);
 
 pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     let Some(status) = &vm.running else { return Vec::new() };
-    let mut findings = vec![attached(status)];
-    findings.extend(memory(vm, status));
+    let mut findings = vec![diagnosis::attached(status)];
+    findings.extend(diagnosis::memory(status));
     let lines = command_lines();
     let sockets = sockets(vm, status);
     let is_seen = sockets.iter().any(|socket| lines.iter().any(|line| is_named(line, &socket.path)));
     findings.extend(sockets.iter().filter(|socket| socket.attached).map(|socket| reconnect(socket, &lines, is_seen)));
-    findings.extend(agent(status));
+    findings.extend(diagnosis::agent(status));
     findings
 }
 
@@ -58,33 +56,6 @@ fn sockets(vm: &Vm, status: &Status) -> Vec<Socket> {
         PortOptions::NbdExport => of(PORT_SERIAL, None, port_state),
     };
     disks.chain(port).collect()
-}
-
-fn attached(status: &Status) -> Finding {
-    let missing: Vec<_> = status.disks.iter().filter(|disk| !disk.attached).map(|disk| disk.name.as_str()).collect();
-    match missing.len() {
-        0 => Finding::ok("guest", "has attached all disks"),
-        count if count == status.disks.len() => Finding::ok("guest", "none is attached"),
-        _ => Finding::warning(
-            "guest",
-            format!("it has not attached {}", missing.join(", ")),
-            format!("`remoca xml {}` prints what its domain needs", status.name),
-        ),
-    }
-}
-
-fn memory(vm: &Vm, status: &Status) -> Option<Finding> {
-    let is_vhost = vm.disks().any(|(name, disk)| {
-        disk.socket.is_some() && status.disks.iter().any(|status| status.name == name && status.attached)
-    });
-    is_vhost.then(|| match status.memory.guest_bytes {
-        0 => Finding::failed(
-            "guest memory",
-            "none of it is shared with this process, so its disks do not work",
-            "libvirt: <memoryBacking> as `remoca xml` prints it. QEMU: memory-backend-memfd,share=on",
-        ),
-        bytes => Finding::ok("guest memory", format!("{} shared", show_size(bytes))),
-    })
 }
 
 /// Returns the arguments of each process that looks like a QEMU.
@@ -145,22 +116,6 @@ fn reconnect(socket: &Socket, lines: &[Vec<String>], is_seen: bool) -> Finding {
         Finding::ok(what, "QEMU connects again after a restart")
     } else {
         Finding::warning(what, "QEMU was started without it", advice)
-    }
-}
-
-fn agent(status: &Status) -> Option<Finding> {
-    let advice = "Install remoca-agent in the guest; `remoca-agent check` there says what is missing";
-    match &status.port {
-        None => Some(Finding::ok(
-            "agent",
-            format!("there is no eviction port; pages enter the cache by {}", status.cache.admission),
-        )),
-        Some(port) if !port.attached => None,
-        Some(port) => Some(match port.agent_heard_s_ago {
-            Some(seconds) if seconds <= AGENT_PATIENCE_S => Finding::ok("agent", format!("heard {seconds} s ago")),
-            Some(seconds) => Finding::warning("agent", format!("last heard {seconds} s ago"), advice),
-            None => Finding::warning("agent", "not heard since the guest attached the port", advice),
-        }),
     }
 }
 

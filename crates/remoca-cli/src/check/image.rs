@@ -1,11 +1,11 @@
 //! Images: there, and locked by this VM alone.
 
-use super::finding::Finding;
 use crate::size::show_size;
 use crate::vm::Vm;
 use remoca_disk::start::DiskOptions;
 use remoca_io::lock::{LockFailure, probe};
 use remoca_protocol::control::{DiskStatus, Status};
+use remoca_view::finding::Finding;
 use std::fs::File;
 
 pub(super) fn check(vm: &Vm) -> Vec<Finding> {

@@ -1,9 +1,9 @@
 //! Limits of the process, and room for its state file.
 
-use super::finding::Finding;
 use crate::size::show_size;
 use crate::vm::Vm;
 use remoca_protocol::control::Status;
+use remoca_view::finding::Finding;
 
 /// Open files that a disk of a guest with many processors, and some clients, need.
 const FILES: u64 = 4096;

@@ -1,32 +1,35 @@
 //! `remoca check`: whether everything that one VM's disks need is as it should be.
 
-mod finding;
 mod guest;
 mod image;
 mod limits;
 mod reach;
 
+use crate::runtime;
 use crate::settings::Folder;
 use crate::size::show_size;
 use crate::vm::{FilesState, Vm};
 use anyhow::{Result, bail};
 use clap::Args;
-use finding::{Finding, Level};
 use remoca_disk::link;
+use remoca_view::diagnosis;
+use remoca_view::finding::{Finding, Level};
 use std::io::Write;
 
-/// Check everything that the disks of one VM need, and say what to do about what is wrong.
+/// Check everything that the disks of one VM need, or what is wrong with all VMs of this host, and say what to do about it.
 ///
-/// Works for a VM process that runs, and for one that is configured: files of the configuration, image and lock, memory servers, sockets and who may
-/// connect, and of a running one also the guest's memory, whether its QEMU reconnects, the agent, and limits. Nothing is
+/// With NAME it works for a VM process that runs, and for one that is configured: what is wrong now, files of the configuration,
+/// image and lock, memory servers, sockets and who may connect, and of a running one also the guest's memory, whether its QEMU
+/// reconnects, the agent, and limits. Without, it lists what `remoca top` and the page name as wrong, the worst first. Nothing is
 /// changed. The exit code is 1 if anything has failed.
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// Name of the VM process, or the path of its control socket
+    /// Name of the VM process, or the path of its control socket [default: all that run here]
     #[arg(value_name = "NAME")]
-    name: String,
+    name: Option<String>,
 
-    /// Print JSON: a list of objects with `what`, `level` (ok, warning, failed), `found` and `advice`
+    /// Print JSON: a list of objects with `what`, `level` (ok, warning, failed), `found` and `advice`; without NAME only what
+    /// is wrong, also with `cause` and `vms`
     #[arg(long)]
     json: bool,
 
@@ -39,7 +42,36 @@ pub struct CheckArgs {
 /// # Errors
 /// If there is no such VM, or something has failed.
 pub fn run(args: &CheckArgs) -> Result<()> {
-    let vm = Vm::find(&args.name, &args.folder.config)?;
+    match &args.name {
+        Some(name) => of_one(args, name),
+        None => of_all(args),
+    }
+}
+
+/// Lists what is wrong with the VMs of this host.
+fn of_all(args: &CheckArgs) -> Result<()> {
+    let sockets = runtime::sockets(None)?;
+    if sockets.is_empty() {
+        bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere());
+    }
+    let snapshot = remoca_view::watch::take_one(sockets)?;
+    let (problems, count) = (&snapshot.problems, snapshot.vms.len());
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string_pretty(problems)?)?;
+    } else if problems.is_empty() {
+        writeln!(out, "{:<8} nothing is wrong with the {count} VMs of this host", Level::Ok.word())?;
+    } else {
+        problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
+    }
+    match problems.iter().filter(|problem| problem.finding.level == Level::Failed).count() {
+        0 => Ok(()),
+        failed => bail!("{failed} things have failed on this host"),
+    }
+}
+
+fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
+    let vm = Vm::find(name, &args.folder.config)?;
     let mut findings = vec![process(&vm)];
     findings.extend(files(&vm));
     findings.extend(image::check(&vm));
@@ -47,6 +79,11 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     findings.extend(reach::check(&vm));
     findings.extend(guest::check(&vm));
     findings.extend(limits::check(&vm));
+    // What the screens name comes first, unless it stands here in other words.
+    let is_new = |finding: &Finding| !findings.iter().any(|own| own.level != Level::Ok && own.what == finding.what);
+    let wrong = vm.running.iter().flat_map(diagnosis::of_status).map(|problem| problem.finding);
+    let wrong: Vec<_> = wrong.filter(is_new).collect();
+    findings.splice(..0, wrong);
     let mut out = std::io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
@@ -60,17 +97,9 @@ pub fn run(args: &CheckArgs) -> Result<()> {
 }
 
 fn process(vm: &Vm) -> Finding {
-    let own = env!("CARGO_PKG_VERSION");
     let name = &vm.options.name;
     match &vm.running {
-        Some(status) if status.version == own => {
-            Finding::ok("process", format!("runs as {}, version {own}, started {}", status.pid, status.started))
-        }
-        Some(status) => Finding::warning(
-            "process",
-            format!("runs version {}, and {own} is installed", status.version),
-            format!("`remoca upgrade {name}` changes that under the running guest"),
-        ),
+        Some(status) => diagnosis::process(status),
         None => Finding::warning(
             "process",
             "does not run: its guest cannot start, or hangs",

@@ -1,10 +1,10 @@
 //! Sockets: whether libvirt's QEMU, which runs as a user of its own, could connect.
 
-use super::finding::Finding;
 use crate::vm::Vm;
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use remoca_disk::start::PortOptions;
 use remoca_protocol::port::PORT_SERIAL;
+use remoca_view::finding::Finding;
 use std::ffi::CString;
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -137,7 +137,7 @@ mod tests {
             assert_eq!(strangers.each_ref().map(|user| permits(&metadata, user, WRITE)), [group, other], "{mode:o}");
             assert!(permits(&metadata, &account(uid, &[]), WRITE) && permits(&metadata, &account(0, &[]), WRITE));
         }
-        assert_eq!(of_running("a", &path, Some(&strangers[0])).level, super::super::finding::Level::Failed);
+        assert_eq!(of_running("a", &path, Some(&strangers[0])).level, remoca_view::finding::Level::Failed);
     }
 
     #[test]

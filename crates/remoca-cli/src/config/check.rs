@@ -1,8 +1,8 @@
 //! `remoca config check`: every problem of every file.
 
-use crate::settings::file::{DiskEntry, Place, Problem, SERVE, Text, VMS};
+use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Text, VMS};
 use crate::settings::{Files, host_path, vm_path};
-use crate::{disk, serve};
+use crate::{disk, host, memory, serve};
 use anyhow::{Context, Result, bail};
 use remoca_disk::start::check_options;
 use remoca_store::format;
@@ -30,7 +30,8 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
     let mut disks = Vec::new();
     for name in &all {
         let Some(text) = read(&vm_path(folder, name), &mut problems) else { continue };
-        let (settings, of_vm) = text.vm(&disk::schema().of_vm());
+        let (settings, mut of_vm) = text.vm(&disk::schema().of_vm());
+        add_new(&mut of_vm, text.vm_table(MEMORY, &memory::schema()).1);
         disks.extend(settings.disks.into_iter().flatten());
         if names.is_empty() || names.contains(name) {
             count += 1;
@@ -88,6 +89,9 @@ fn read(path: &Path, problems: &mut Vec<Problem>) -> Option<Text> {
 /// Checks what the files of the VM `name` say together. Each of them is right.
 fn combined(name: &str, vm: &Text, host: Option<&Text>) -> Result<()> {
     let files = Files { vm: Some(vm.clone()), host: host.cloned() };
+    if memory::tables(&files).1.is_empty() {
+        memory::limits(&files)?;
+    }
     // Mistakes of the host's file are reported as such.
     let Ok([settings, _]) = files.settings_of_vm(disk::schema) else { return Ok(()) };
     // Flags say which disks there are.
@@ -101,12 +105,19 @@ fn combined(name: &str, vm: &Text, host: Option<&Text>) -> Result<()> {
 /// Returns the problems of the host's file, each once.
 fn of_host(text: &Text) -> Vec<Problem> {
     let (_, mut problems) = text.host(VMS, &disk::schema());
-    for problem in text.host(SERVE, &serve::schema()).1 {
+    for (table, schema) in [(SERVE, serve::schema()), (HOST, host::schema()), (MEMORY, memory::schema())] {
+        add_new(&mut problems, text.host(table, &schema).1);
+    }
+    problems
+}
+
+/// Adds the problems that are not there yet.
+fn add_new(problems: &mut Vec<Problem>, more: Vec<Problem>) {
+    for problem in more {
         if !problems.contains(&problem) {
             problems.push(problem);
         }
     }
-    problems
 }
 
 /// Returns a problem for each image or socket that two disks have.

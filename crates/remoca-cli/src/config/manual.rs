@@ -2,7 +2,7 @@
 
 use crate::settings::fields::FIELDS;
 use crate::settings::schema::{self, Schema};
-use crate::{disk, serve};
+use crate::{disk, host, memory, serve};
 
 /// Returns sections of a manual page with every key.
 pub fn manual() -> String {
@@ -10,7 +10,9 @@ pub fn manual() -> String {
     text += ".SH KEYS OF [[disk]] IN vms/NAME.toml\n";
     FIELDS.iter().for_each(|field| text += &entry(field.name, field.doc));
     text += &keys("KEYS OF [vms] IN remoca.toml", &disk::schema());
-    text + &keys("KEYS OF [serve] IN remoca.toml", &serve::schema())
+    text += &keys("KEYS OF [memory] IN BOTH", &memory::schema());
+    text += &keys("KEYS OF [serve] IN remoca.toml", &serve::schema());
+    text + &keys("KEYS OF [host] IN remoca.toml", &host::schema())
 }
 
 fn keys(title: &str, schema: &Schema) -> String {

@@ -5,9 +5,9 @@ use crate::settings::edit::table;
 use crate::settings::kept::Kept;
 use crate::settings::layers::{Merged, Origin};
 use crate::settings::schema::Schema;
-use crate::settings::{Files, schema};
+use crate::settings::{Files, Unusable, schema};
 use crate::size::parse_size;
-use crate::{disk, size};
+use crate::{disk, memory, size};
 use anyhow::{Result, bail};
 use clap::Arg;
 use remoca_protocol::control::{Command, Status};
@@ -39,6 +39,9 @@ pub fn run(name: &str, folder: &Path, origin: bool) -> Result<()> {
     let text = shown(&merged, &disk::schema().of_vm(), running.as_ref(), origin)?;
     let mut out = std::io::stdout();
     write!(out, "{text}")?;
+    if let Ok(files) = &files {
+        write!(out, "{}", memory_table(files, origin)?)?;
+    }
     if let Some(kept) = kept {
         let now = files.and_then(|files| files.settings_of_vm(disk::schema).map(|_| files));
         let changes = match now {
@@ -87,6 +90,27 @@ fn shown(merged: &Merged, schema: &Schema, running: Option<&Status>, origin: boo
     let typed = typed.iter().map(|disk| (disk, Origin::Flag));
     for (disk, from) in places.chain(typed) {
         text += &format!("\n[[disk]]{}\n{}", note(from.to_string()), table(disk));
+    }
+    Ok(text)
+}
+
+/// Returns the limits of a VM, which `remoca host` keeps, as a table. They are in effect as they are in the files.
+fn memory_table(files: &Files, origin: bool) -> Result<String> {
+    let ([vm, host], problems) = memory::tables(files);
+    if !problems.is_empty() {
+        return Err(Unusable(problems).into());
+    }
+    let schema = memory::schema();
+    let merged = Merged::new(&schema, &[], &[&vm, &host])?;
+    let mut text = "\n[memory]\n".to_owned();
+    for arg in schema.keys() {
+        let key = arg.get_long().unwrap_or_default();
+        let value = match value(arg, &merged) {
+            Some(value) => format!("{key} = {value}"),
+            None => format!("# {key} is not set"),
+        };
+        let from = merged.origin(key, arg.get_id().as_str());
+        text += &if origin { format!("{value}    # {from}\n") } else { format!("{value}\n") };
     }
     Ok(text)
 }

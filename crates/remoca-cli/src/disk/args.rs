@@ -111,9 +111,18 @@ pub struct DiskArgs {
     #[arg(long, value_name = "ADDRESS")]
     server: Vec<Endpoint>,
 
-    /// Size of the cache
+    /// Size of the cache at the memory servers
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     cache: u64,
+
+    /// Size of the local tier: memory of this host, in front of the memory servers; pages that fall out of it unread move to
+    /// them. 0: none
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    local: u64,
+
+    /// Memory server of this host that has the local tier: local:PATH, where it listens at unix:PATH
+    #[arg(long, value_name = "ADDRESS", default_value = "local:/run/remoca-serve/memory.sock")]
+    local_server: Endpoint,
 
     /// Control socket [default: NAME.ctl in /run/remoca, for users in $XDG_RUNTIME_DIR/remoca]
     #[arg(long, value_name = "PATH")]
@@ -263,6 +272,8 @@ pub(super) fn options(args: DiskArgs, control: PathBuf) -> Result<Options> {
         guest_memory_max: args.guest_memory_max,
         servers: args.server,
         cache: args.cache,
+        local: args.local,
+        local_server: args.local_server,
         incoming: args.incoming.map(|endpoint| Incoming { endpoint, key: args.incoming_key }),
         buffers: args.buffers,
         trace: args.trace,

@@ -18,7 +18,13 @@ const BYTES_MAX: u64 = 1 << 20;
 pub const VMS: &str = "vms";
 /// Table of the host's file with the memory server's settings.
 pub const SERVE: &str = "serve";
+/// Table of the host's file with the settings of `remoca host`.
+pub const HOST: &str = "host";
+/// Table of both files with the limits that `remoca host` keeps.
+pub const MEMORY: &str = "memory";
 const DISK: &str = "disk";
+/// Everything that the host's file may have outside of tables.
+const OF_HOST: [&str; 5] = [VERSION_KEY, VMS, SERVE, HOST, MEMORY];
 
 /// A file and its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,24 +120,23 @@ impl Text {
         let document = reader.document();
         for (key, _) in document.get_ref().iter() {
             let text: &str = key.get_ref();
-            if ![VERSION_KEY, VMS, SERVE].contains(&text) {
+            if !OF_HOST.contains(&text) {
                 let advice = match schema.key(text) {
                     Ok(_) => format!("`{text}` belongs into a table, such as [{VMS}]"),
-                    Err(_) => schema::unknown(text, [VERSION_KEY, VMS, SERVE].into_iter()),
+                    Err(_) => schema::unknown(text, OF_HOST.into_iter()),
                 };
                 reader.report(key.span().start, advice);
             }
         }
-        let settings = match document.get_ref().get(name) {
-            None => Settings::default(),
-            Some(table) => match table.get_ref() {
-                DeValue::Table(table) => reader.settings(table, schema, false),
-                _ => {
-                    reader.report(table.span().start, format!("`{name}` must be a table: [{name}]"));
-                    Settings::default()
-                }
-            },
-        };
+        let settings = reader.table(document.get_ref(), name, schema);
+        (settings, reader.finish())
+    }
+
+    /// Reads the table `name` of a VM's file. Nothing else of it is checked.
+    pub fn vm_table(&self, name: &str, schema: &Schema) -> (Settings, Vec<Problem>) {
+        let mut reader = Reader::new(self);
+        let document = reader.document();
+        let settings = reader.table(document.get_ref(), name, schema);
         (settings, reader.finish())
     }
 }
@@ -195,11 +200,22 @@ impl<'t> Reader<'t> {
         self.problems
     }
 
+    /// Reads the table `name` of a document, which need not be there.
+    fn table(&mut self, document: &DeTable<'_>, name: &str, schema: &Schema) -> Settings {
+        let Some(table) = document.get(name) else { return Settings::default() };
+        if let DeValue::Table(table) = table.get_ref() {
+            return self.settings(table, schema, false);
+        }
+        self.report(table.span().start, format!("`{name}` must be a table: [{name}]"));
+        Settings::default()
+    }
+
     fn settings(&mut self, table: &DeTable<'_>, schema: &Schema, is_root: bool) -> Settings {
         let mut settings = Settings::default();
         for (key, value) in table {
             let (at, name): (usize, &str) = (key.span().start, key.get_ref());
-            if is_root && name == VERSION_KEY {
+            // The limits are no concern of the VM process.
+            if is_root && (name == VERSION_KEY || name == MEMORY) {
                 continue;
             }
             let arg = match schema.key(name) {

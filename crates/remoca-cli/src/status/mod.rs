@@ -1,23 +1,22 @@
 //! `remoca status`: one line for each VM, or everything about one.
 //!
-//! [`figures`] says what the counters mean. [`table`] makes the line of a VM, [`details`] everything else about it.
+//! [`remoca_view::figures`] says what the counters mean. [`table`] makes the line of a VM, [`details`] everything else about it.
 
-mod details;
 pub mod explain;
-mod figures;
 pub mod server;
 mod table;
-pub mod text;
 
 use crate::runtime;
 use crate::settings::Folder;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use details::Detail;
-use figures::Figures;
 use remoca_protocol::control::{Command, Status};
-use serde::Serialize;
-use std::collections::BTreeSet;
+use remoca_view::address::Address;
+use remoca_view::details::{self, Detail};
+use remoca_view::figures::{Figures, is_same_program};
+use remoca_view::vm::Silence;
+use remoca_view::{Shown, client, text};
+use std::collections::{BTreeSet, HashMap};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::thread::{self, ScopedJoinHandle};
@@ -57,6 +56,10 @@ pub struct StatusArgs {
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, conflicts_with_all = ["name", "verbose", "sort"])]
     server: Option<Option<PathBuf>>,
 
+    /// Show the newest snapshot of the `remoca web` at this address (127.0.0.1:9170, unix:/PATH), the one that its page shows
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "server")]
+    from: Option<Address>,
+
     #[command(flatten)]
     folder: Folder,
 
@@ -89,13 +92,9 @@ enum Order {
     Evicted,
 }
 
-/// Status of a VM with the figures that the table shows.
-#[derive(Serialize)]
-struct Shown<'a> {
-    #[serde(flatten)]
-    status: &'a Status,
-    figures: Figures,
-    #[serde(skip)]
+/// Status of a VM, with the figures that the table shows and the status that these begin at.
+struct Line<'a> {
+    shown: Shown<&'a Status>,
     earlier: Option<&'a Status>,
 }
 
@@ -122,7 +121,12 @@ fn show_repeatedly(args: &StatusArgs) -> Result<()> {
         }
         None => {
             let mut page = Page::default();
-            repeat(args, || collect(args), |now, before| show(args, &mut page, now, before))
+            let mut taken = 0;
+            let collect = || {
+                taken += 1;
+                collect(args, taken)
+            };
+            repeat(args, collect, |now, before| show(args, &mut page, now, before))
         }
     }
 }
@@ -130,7 +134,7 @@ fn show_repeatedly(args: &StatusArgs) -> Result<()> {
 /// Collects a status and shows it, again and again if an interval is given. Passes the previous status along.
 fn repeat<S>(
     args: &StatusArgs,
-    collect: impl Fn() -> Result<S>,
+    mut collect: impl FnMut() -> Result<S>,
     mut show: impl FnMut(&S, Option<&S>) -> Result<()>,
 ) -> Result<()> {
     let (mut before, mut shown) = (None, 0);
@@ -170,25 +174,56 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// What the VMs answered.
+#[derive(Default)]
 struct Answers {
+    /// Number of the snapshot: of this command, or of the page.
+    snapshot: u64,
     vms: Vec<Status>,
+    /// Figures since the snapshot before, by the names of VMs, if a page has these.
+    recent: HashMap<String, Figures>,
     /// Why others did not.
     silent: Vec<String>,
 }
 
-/// Asks each VM that the command line names.
-fn collect(args: &StatusArgs) -> Result<Answers> {
+/// Asks each VM that the command line names, or the page for what it has of them. Its own snapshots have the number `taken`.
+fn collect(args: &StatusArgs, taken: u64) -> Result<Answers> {
+    if let Some(page) = &args.from {
+        return read(page, args.name.as_deref());
+    }
     let sockets = runtime::sockets(args.name.as_deref())?;
     let answers = ask_all(&sockets);
     if args.name.is_some() {
-        return Ok(Answers { vms: answers.into_iter().collect::<Result<_>>()?, silent: Vec::new() });
+        let vms = answers.into_iter().collect::<Result<_>>()?;
+        return Ok(Answers { snapshot: taken, vms, recent: HashMap::new(), silent: Vec::new() });
     }
     // A killed process leaves its socket behind. The other VMs are still shown.
     let (mut vms, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
         answer.map_or_else(|error| silent.push(format!("{error:#}")), |status| vms.push(status));
     }
-    Ok(Answers { vms, silent })
+    Ok(Answers { snapshot: taken, vms, recent: HashMap::new(), silent })
+}
+
+/// Reads the newest snapshot of a page.
+fn read(page: &Address, name: Option<&str>) -> Result<Answers> {
+    let snapshot = client::snapshot(page)?;
+    let (mut answers, number) = (Answers::default(), snapshot.snapshot);
+    for vm in snapshot.vms.into_iter().filter(|vm| name.is_none_or(|name| vm.name == name)) {
+        match (vm.status, vm.silence) {
+            (Some(shown), _) => {
+                answers.recent.extend(shown.recent.map(|recent| (vm.name, recent)));
+                answers.vms.push(shown.status);
+            }
+            (None, silence) => {
+                let reason = silence.as_ref().map_or("it does not answer", Silence::text);
+                answers.silent.push(format!("{}: {reason}", vm.name));
+            }
+        }
+    }
+    match name.filter(|_| answers.vms.is_empty()) {
+        Some(name) => bail!("{page} has no VM `{name}` that answers"),
+        None => Ok(Answers { snapshot: number, ..answers }),
+    }
 }
 
 /// Asks all processes, several at a time: the wait for one that hangs is not a wait for the others.
@@ -236,20 +271,20 @@ impl Page {
 /// Prints the status of all VMs. The figures of a VM that is in `before` are those since then.
 fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answers>) -> Result<()> {
     let earlier = before.map_or(&[][..], |before| &before.vms);
-    let mut vms: Vec<_> = now.vms.iter().map(|status| Shown::of(status, earlier)).collect();
-    vms.sort_by(|one, other| args.sort.compare(&one.figures, &other.figures));
+    let mut vms: Vec<_> = now.vms.iter().map(|status| Line::of(status, earlier, now)).collect();
+    vms.sort_by(|one, other| args.sort.compare(&one.shown.figures, &other.shown.figures));
     let mut out = BufWriter::new(std::io::stdout().lock());
     let view = view(args);
     let mut remarks: BTreeSet<_> = now.silent.iter().cloned().collect();
     if args.output == Form::Json {
-        serde_json::to_writer(&mut out, &vms)?;
+        serde_json::to_writer(&mut out, &vms.iter().map(|vm| &vm.shown).collect::<Vec<_>>())?;
         writeln!(out)?;
     } else if args.verbose {
         vms.iter().try_for_each(|vm| show_all(&mut out, vm, view))?;
     } else if !vms.is_empty() {
         let notice = |status: &Status| Some(format!("{}: {}", status.name, status.notice.as_ref()?));
         remarks.extend(now.vms.iter().filter_map(notice));
-        show_table(&mut out, page, vms.into_iter().map(|vm| vm.figures).collect(), view)?;
+        show_table(&mut out, page, vms.into_iter().map(|vm| vm.shown.figures).collect(), view)?;
     }
     let written = out.flush();
     page.remark(remarks);
@@ -275,15 +310,15 @@ fn show_table(out: &mut impl Write, page: &mut Page, mut figures: Vec<Figures>, 
 /// Returns what `remoca status -v` prints about one VM.
 pub fn details_of(status: &Status) -> String {
     let mut text = Vec::new();
-    let vm = Shown { status, figures: Figures::of(status, None), earlier: None };
+    let vm = Line::of(status, &[], &Answers::default());
     // Nothing fails in memory.
     let _ = show_all(&mut text, &vm, View::Totals);
     String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Prints everything about one VM.
-fn show_all(out: &mut impl Write, vm: &Shown<'_>, view: View) -> Result<()> {
-    let Shown { status, figures, earlier } = vm;
+fn show_all(out: &mut impl Write, vm: &Line<'_>, view: View) -> Result<()> {
+    let Line { shown: Shown { status, figures, .. }, earlier } = vm;
     if let View::Rates { now_s } = view {
         let period = match earlier {
             None => "figures since the start".to_owned(),
@@ -302,15 +337,13 @@ fn show_all(out: &mut impl Write, vm: &Shown<'_>, view: View) -> Result<()> {
     Ok(())
 }
 
-impl<'a> Shown<'a> {
-    /// Returns what is shown of `status`. The figures are those since the status of the same program in `before`.
-    fn of(status: &'a Status, before: &'a [Status]) -> Self {
-        let id = |status: &Status| (status.pid, status.upgrades);
-        let is_same = |earlier: &&Status| {
-            id(earlier) == id(status) && earlier.name == status.name && earlier.uptime_s <= status.uptime_s
-        };
-        let earlier = before.iter().find(is_same);
-        Self { status, figures: Figures::of(status, earlier), earlier }
+impl<'a> Line<'a> {
+    /// Returns what is shown of `status`, one of the answers `now`. The figures are those since the status of the same program in
+    /// `before`.
+    fn of(status: &'a Status, before: &'a [Status], now: &Answers) -> Self {
+        let earlier = before.iter().find(|earlier| is_same_program(earlier, status));
+        let recent = now.recent.get(&status.name).cloned();
+        Self { shown: Shown { snapshot: now.snapshot, status, figures: Figures::of(status, earlier), recent }, earlier }
     }
 }
 
@@ -351,7 +384,8 @@ mod tests {
             let mut stream = BufReader::new(listener.accept().unwrap().0);
             stream.read_line(&mut String::new()).unwrap();
             all.wait();
-            let status = Status { name: name.into(), ..figures::tests::status(serde_json::json!({}), [0; 2], [0; 2]) };
+            let status =
+                Status { name: name.into(), ..remoca_view::testing::status(serde_json::json!({}), [0; 2], [0; 2]) };
             writeln!(stream.get_mut(), "{}", serde_json::to_string(&status).unwrap()).unwrap();
         };
         let statuses = thread::scope(|scope| {

@@ -1,13 +1,13 @@
 //! `remoca status --server`: the memory server of this host, and what each of its clients has and does.
 
-use super::figures::each_second;
 use super::table::View;
-use super::text::{rate, show_seconds, show_time, size_of_rate};
 use crate::runtime::explain_unreachable;
 use crate::serve;
 use crate::size::show_size;
 use anyhow::{Context, Result, bail};
 use remoca_server::{Backing, MappedStatus, PoolStatus, Status};
+use remoca_view::figures::each_second;
+use remoca_view::text::{rate, show_seconds, show_time, size_of_rate};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! The table of VMs: a heading, and a line for each VM. Column widths are fixed except that of the names, so that the lines
 //! of later intervals align.
 
-use super::figures::{Agent, Figures, ServerState};
-use super::text::{micros, percent, rate, show_seconds, show_time};
 use crate::size::show_size;
+use remoca_view::figures::{Agent, Figures, ServerState};
+use remoca_view::text::{micros, percent, rate, show_seconds, show_time};
 
 /// One column.
 pub struct Column {
@@ -44,7 +44,13 @@ pub const COLUMNS: [Column; 19] = [
     column(NAME, NAME_WIDTH_MIN, Left, |vm, _| vm.name.clone(), "name of the VM; TOTAL: all of them together"),
     column("GUEST", 5, Right, |vm, _| guest(vm), "whether a guest has attached all disks; 1/2: one of two"),
     column("AGENT", 6, Right, |vm, _| agent(vm.agent), AGENT),
-    column("CACHE", 6, Right, |vm, _| vm.cache_bytes.map_or("off".into(), show_size), "memory that the server grants"),
+    column(
+        "CACHE",
+        6,
+        Right,
+        |vm, _| vm.cache_bytes.map_or("off".into(), show_size),
+        "memory that the servers grant, in all tiers",
+    ),
     column("USED", 6, Right, |vm, _| show_size(vm.used_bytes), "memory that holds pages now"),
     column("SERVER", 11, Left, |vm, _| server(vm.server).into(), SERVER),
     column("READS", 7, Right, |vm, view| count(vm, view, vm.reads), "reads of the guest").with_rate("READ/s"),
@@ -159,7 +165,7 @@ fn count(vm: &Figures, view: View, count: u64) -> String {
 fn bytes(vm: &Figures, view: View, bytes: u64) -> String {
     match view {
         View::Totals => show_size(bytes),
-        View::Rates { .. } => super::text::size_of_rate(vm.each_second(bytes)),
+        View::Rates { .. } => remoca_view::text::size_of_rate(vm.each_second(bytes)),
     }
 }
 
@@ -170,8 +176,9 @@ fn pool_and_faults(vm: &Figures) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::{Taken, tests::status};
     use super::*;
+    use remoca_view::figures::Taken;
+    use remoca_view::testing::status;
     use serde_json::json;
 
     fn vm() -> Figures {

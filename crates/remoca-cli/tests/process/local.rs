@@ -193,6 +193,8 @@ fn memory_that_the_server_takes_back_costs_the_pages_in_it() {
         assert_eq!(pool(&machine).generation, first.generation);
     }
     assert_eq!(machine.counter("fetch_wrong"), 0);
+    let sessions = ["connections", "disconnections", "pools_cut"].map(|name| machine.counter(name));
+    assert_eq!(sessions, [1, 0, 2], "the session goes on");
     // All of it: there is no pool of this generation any more.
     let output = run(&["take-back", &name, "0", "--server", control.to_str().unwrap()]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

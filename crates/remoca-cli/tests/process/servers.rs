@@ -206,6 +206,8 @@ fn a_donor_is_emptied() {
         (&["--server", "here"], USAGE, "tcp:HOST:PORT or unix:PATH"),
         (&["--server", &addresses[1], "--off"], USAGE, "cannot be used with"),
         (&["--server"; 2], USAGE, "--server"),
+        (&["--now"], USAGE, "--server"),
+        (&["--now", "--off"], USAGE, "--now"),
         (&["--server=tcp:a:1"; 1].repeat(17), FAILURE, "17 memory servers: a VM process has 1 to 16"),
     ] {
         expect_refusal(&set(arguments), code, &[words]);
@@ -213,7 +215,7 @@ fn a_donor_is_emptied() {
     machine.run(10);
     assert_eq!(pool_at(&machine), Some(addresses[0].clone()), "a refused list changes nothing");
     for used in [1, 0, 1] {
-        let said = set(&["--server", &addresses[used]]);
+        let said = set(&["--server", &addresses[used], "--now"]);
         assert_eq!(String::from_utf8_lossy(&said.stdout), format!("test: servers {}\n", addresses[used]));
         run_until_pool_at(&mut machine, &addresses[used]);
         machine.run_until_hits(200);

@@ -84,6 +84,17 @@ impl MissRatioCurve {
         }
     }
 
+    /// Counts a read of `block`, which the guest evicts at once.
+    #[inline]
+    pub fn read_and_evicted(&mut self, block: BlockId) {
+        if self.samples(block) {
+            self.read(block);
+            self.evicted(block);
+        } else {
+            self.histogram.reads += 1.;
+        }
+    }
+
     /// Counts reads of `blocks` blocks that no cache answers, whatever its size.
     pub fn missed(&mut self, blocks: u64) {
         self.histogram.reads += blocks as f64;

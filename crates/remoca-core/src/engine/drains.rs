@@ -2,8 +2,10 @@
 //!
 //! A pool is drained because the operator has taken its server out of the list, or because its pages take much longer
 //! than those of the others for a minute, although the others could take its share. Pages do not move: those that the guest
-//! reads again go to another pool when they are evicted the next time. Decision 0014.
+//! reads again go to another pool when they are evicted the next time. Of a pool whose server was taken out of the list, the
+//! others get what was read, and at least as much of it as of the ten minutes has passed. Decision 0014.
 
+use super::need::DRAIN_MAX_NS;
 use super::pool::{Drain, DrainReason, Pool};
 use super::pools::Pools;
 use super::types::Action;
@@ -12,8 +14,10 @@ use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// Maximum time, in nanoseconds, for which a pool is drained.
-const DRAIN_MAX_NS: u64 = 600_000_000_000;
+/// Interval, in nanoseconds, of the looks at what is left in the drained pools.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Number of parts, at most, in which the others get the share of a drained pool.
+const PARTS: u32 = 64;
 /// Interval, in nanoseconds, of the comparisons of the pools' latencies.
 const CHECK_NS: u64 = 10_000_000_000;
 /// Number of comparisons in a row after which a slow pool is drained.
@@ -24,11 +28,45 @@ const SLOW_PAUSE_NS: u64 = 60_000_000_000;
 const SLOW_FACTOR: u64 = 4;
 
 impl Pools {
-    /// Stops sending pages to a pool. It keeps what it has until the others have its share.
-    pub(super) fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason) {
+    /// Stops sending pages to a pool of `pages` pages. It keeps what it has until the others have its share.
+    pub(super) fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason, pages: PageCount) {
         let pool = self.pool_mut(number);
-        let since = pool.drain.filter(|drain| drain.reason == reason).map_or(now, |drain| drain.since);
-        pool.drain = Some(Drain { reason, since });
+        if pool.drain.is_none_or(|drain| drain.reason != reason) {
+            let kept = if reason == DrainReason::Unlisted { pages } else { PageCount(0) };
+            pool.drain = Some(Drain { reason, since: now, pages, kept, look_at: now.plus_ns(LOOK_NS) });
+        }
+    }
+
+    /// Leaves to the others what has been read from the drained pools, and what was in them for too long. Does nothing
+    /// before the next look is due.
+    pub(super) fn look_at_drained<M: DerefMut<Target = [u32]>>(&mut self, now: Nanos, index: &CacheIndex<M>) {
+        for pool in &mut self.pools {
+            let used = index.pool_slot_counts(pool.number()).used;
+            let Some(drain) = pool.drain.as_mut().filter(|drain| drain.kept.0 > 0 && drain.look_at <= now) else {
+                continue;
+            };
+            drain.look_at = now.plus_ns(LOOK_NS);
+            let left_ns = DRAIN_MAX_NS.saturating_sub(now.since_ns(drain.since));
+            let due = u128::from(drain.pages.0) * u128::from(left_ns) / u128::from(DRAIN_MAX_NS);
+            let left = used.min(u32::try_from(due).unwrap_or(u32::MAX));
+            if left == 0 || drain.kept.0.saturating_sub(left) > drain.pages.0 / PARTS {
+                drain.kept = PageCount(left);
+            }
+        }
+    }
+
+    /// Returns the part of the shares of drained pools that the others do not get yet.
+    pub(super) fn kept_by_drained(&self) -> u64 {
+        self.pools.iter().map(|pool| u64::from(pool.kept().0)).sum()
+    }
+
+    /// Makes the drained pools keep less, because the size of the cache becomes `wanted`: they shrink as the others do.
+    pub(super) fn shrink_drained(&mut self, wanted: PageCount) {
+        let had = self.wanted().max(PageCount(1));
+        for drain in self.pools.iter_mut().filter_map(|pool| pool.drain.as_mut()).filter(|_| wanted < had) {
+            let kept = u64::from(drain.kept.0) * u64::from(wanted.0) / u64::from(had.0);
+            drain.kept = PageCount(u32::try_from(kept).unwrap_or(drain.kept.0));
+        }
     }
 
     /// Gives a pool that is drained a share again.
@@ -47,10 +85,13 @@ impl Pools {
     ) where
         M: DerefMut<Target = [u32]>,
     {
-        let mut left = u64::from(wanted.0).saturating_sub(self.granted_to_members());
+        let left = u64::from(wanted.0).saturating_sub(self.granted_to_members());
+        // Beyond what they keep.
+        let mut spare = left.saturating_sub(self.kept_by_drained());
         for pool in self.pools.iter_mut().filter(|pool| pool.is_up() && pool.drain.is_some()) {
-            let share = u32::try_from(left).unwrap_or(u32::MAX).min(pool.size.granted().0);
-            left -= u64::from(share);
+            let kept = u64::from(pool.kept().0).min(left);
+            let share = u32::try_from(kept + spare).unwrap_or(u32::MAX).min(pool.size.granted().0);
+            spare -= u64::from(share).saturating_sub(kept).min(spare);
             // One that is to have nothing is left by the timer.
             if share > 0 {
                 let server = pool.server();
@@ -78,7 +119,9 @@ impl Pools {
         let (mut drained, mut kept) = (Vec::new(), Vec::new());
         for pool in self.up() {
             match pool.drain {
-                Some(drain) if have_all || (overdue(drain) && drain.reason == DrainReason::Unlisted) => {
+                Some(drain)
+                    if (have_all && drain.kept.0 == 0) || (overdue(drain) && drain.reason == DrainReason::Unlisted) =>
+                {
                     drained.push(pool.number());
                 }
                 Some(drain) if overdue(drain) => kept.push(pool.number()),
@@ -91,8 +134,12 @@ impl Pools {
 
     /// Returns when a drain ends, or `None` if no pool is drained.
     pub(super) fn drain_deadline(&self) -> Option<Nanos> {
-        let since = self.up().filter_map(|pool| pool.drain).map(|drain| drain.since).min()?;
-        Some(if self.members_have_all() { Nanos(0) } else { since.plus_ns(DRAIN_MAX_NS) })
+        let drains = || self.up().filter_map(|pool| pool.drain);
+        let since = drains().map(|drain| drain.since).min()?;
+        let look_at = drains().filter(|drain| drain.kept.0 > 0).map(|drain| drain.look_at).min();
+        let is_done = self.members_have_all() && drains().any(|drain| drain.kept.0 == 0);
+        let end = if is_done { Nanos(0) } else { since.plus_ns(DRAIN_MAX_NS) };
+        Some(look_at.map_or(end, |look_at| look_at.min(end)))
     }
 
     /// Compares the latencies of the pools if that is due. Returns the slowest pool if it is to be drained.

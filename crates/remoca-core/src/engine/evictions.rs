@@ -3,7 +3,7 @@
 use super::policy::Insertion;
 use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
-use crate::index::{Offer, Place};
+use crate::index::{Offer, Place, Tiers};
 use crate::rules::Rule;
 use crate::units::{BlockId, PoolIndex, PoolSet};
 use std::ops::DerefMut;
@@ -40,6 +40,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
     /// block.
     fn judge(&mut self, page: &[u8]) -> Evicted {
+        self.last_evicted = None;
         if !self.pools.is_enabled() {
             self.note_ghost_eviction(page);
             return Evicted::Dropped;
@@ -59,8 +60,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.policy.samples(content) && self.may_be_inserted(content) {
             self.policy.note_eviction(content);
         }
-        let pools = self.pools_that_admit();
-        if pools.is_empty() {
+        let tiers = self.tiers_that_admit();
+        if tiers.are_empty() {
             return if self.index.cached(content).is_some() {
                 Evicted::Duplicate
             } else if self.index.is_known_content(content) {
@@ -70,7 +71,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             };
         }
         if self.policy.in_force() == Insertion::Bimodal
-            && self.is_full(pools)
+            && self.are_full(tiers)
             && self.may_be_inserted(content)
             && self.index.cached(content).is_none()
             && !self.policy.inserts()
@@ -78,19 +79,34 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.index.pass_over(content);
             return Evicted::PassedOver;
         }
-        match self.index.offer(content, Place::Tail, pools) {
-            Offer::Admitted(slot) => {
-                Evicted::Admit(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to: None })
-            }
+        let offer = self.index.offer(content, Place::Tail, tiers);
+        if let Some(admitted) = self.admitted(offer) {
+            return Evicted::Admit(admitted);
+        }
+        match offer {
             Offer::Duplicate => Evicted::Duplicate,
             Offer::Unmatched => Evicted::Unmatched,
-            Offer::NoSlot => Evicted::Dropped,
+            Offer::NoSlot | Offer::Admitted(_) | Offer::Demoting { .. } => Evicted::Dropped,
         }
     }
 
-    /// Returns whether a page that one of `pools` admits takes the place of another one.
-    fn is_full(&self, pools: PoolSet) -> bool {
-        pools.iter().all(|pool| self.index.pool_slot_counts(pool).free == 0)
+    /// Takes room in the send windows for the pages that an offer moves. Returns the places of both, or `None` if no page was
+    /// admitted.
+    pub(super) fn admitted(&mut self, offer: Offer) -> Option<Admitted> {
+        match offer {
+            Offer::Admitted(slot) => Some(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to: None }),
+            Offer::Demoting { slot, to } => {
+                self.stats.demotions += 1;
+                let demoted_to = Some(self.pools.note_send(to, &self.index));
+                Some(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to })
+            }
+            Offer::Duplicate | Offer::Unmatched | Offer::NoSlot => None,
+        }
+    }
+
+    /// Returns whether a page that one of these pools admits takes the place of another one.
+    fn are_full(&self, tiers: Tiers) -> bool {
+        tiers.pools().all(|pool| self.index.pool_slot_counts(pool).free == 0)
     }
 
     /// Returns whether the insertion policy is for an evicted page: one of a known block outside swap areas.
@@ -116,18 +132,29 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns the pools that may admit one more page now: those with a session, room on the way to the server, and a breaker
     /// that permits it.
-    pub(super) fn pools_that_admit(&mut self) -> PoolSet {
+    pub(super) fn tiers_that_admit(&mut self) -> Tiers {
         let race = &mut self.race;
-        self.pools.taking().iter().filter(|pool| race.admits(*pool)).collect()
+        let admits: PoolSet = self.pools.taking().iter().filter(|pool| race.admits(*pool)).collect();
+        self.in_tiers(|pool| admits.contains(pool))
     }
 
     /// Returns the pools that may admit one more page now without discarding another one.
-    pub(super) fn pools_with_room(&mut self) -> PoolSet {
+    pub(super) fn tiers_with_room(&mut self) -> Tiers {
         let has_room = |pool: &PoolIndex| self.index.pool_slot_counts(*pool).free > 0;
         let room: PoolSet = PoolIndex::all().filter(has_room).collect();
         if room.is_empty() {
-            return room;
+            return Tiers::default();
         }
-        self.pools_that_admit().iter().filter(|pool| room.contains(*pool)).collect()
+        let race = &mut self.race;
+        let admits: PoolSet = self.pools.taking().iter().filter(|pool| race.admits(*pool)).collect();
+        self.in_tiers(|pool| admits.contains(pool) && room.contains(pool))
+    }
+
+    fn in_tiers(&self, may_admit: impl Fn(PoolIndex) -> bool) -> Tiers {
+        let of_tier = |is_local| {
+            let pools = self.pools.up().filter(|pool| pool.is_local() == is_local);
+            pools.map(super::Pool::number).filter(|pool| may_admit(*pool)).collect()
+        };
+        Tiers { local: of_tier(true), remote: of_tier(false) }
     }
 }

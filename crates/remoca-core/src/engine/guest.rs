@@ -5,9 +5,9 @@ use super::breaker::Route;
 use super::disks::page_of;
 use super::fetches::{Fetch, Source};
 use super::requests::{Pages, ReadReason, Request};
-use super::{Action, Admission, Admitted, DiskEngine, DiskError, GuestOp, RequestId};
+use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
-use crate::index::{Offer, Place};
+use crate::index::{Place, Tiers};
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, POOLS_MAX, PoolIndex, PoolSet};
 use std::ops::{DerefMut, Range};
@@ -366,10 +366,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.index.cached(content).is_some() {
             return;
         }
-        let pools = self.pools_that_admit();
-        if !pools.is_empty() {
+        let tiers = self.tiers_that_admit();
+        if !tiers.are_empty() {
             let place = self.admit.place_of_read();
-            self.stats.read_admissions += u64::from(self.admit_block(id, content, offset, place, pools));
+            self.stats.read_admissions += u64::from(self.admit_block(id, content, offset, place, tiers));
         }
     }
 
@@ -380,9 +380,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         // A page that is already cached becomes the newest without being sent.
         let is_cached = self.index.cached(content).is_some();
-        let pools = if is_cached { PoolSet::default() } else { self.pools_that_admit() };
-        if is_cached || !pools.is_empty() {
-            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Tail, pools));
+        let tiers = if is_cached { Tiers::default() } else { self.tiers_that_admit() };
+        if is_cached || !tiers.are_empty() {
+            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Tail, tiers));
         } else {
             self.stats.swap_dropped += 1;
         }
@@ -395,16 +395,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !wanted {
             return;
         }
-        let pools = self.pools_with_room();
-        if !pools.is_empty() {
-            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Head, pools));
+        let tiers = self.tiers_with_room();
+        if !tiers.are_empty() {
+            self.stats.swap_admissions += u64::from(self.admit_block(id, content, offset, Place::Head, tiers));
         }
     }
 
     /// Offers a block to the index, and sends it if it is admitted. Returns whether the block was admitted.
-    fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place, pools: PoolSet) -> bool {
-        let Offer::Admitted(slot) = self.index.offer(content, place, pools) else { return false };
-        let admitted = Admitted { at: self.pools.note_send(slot, &self.index), demoted_to: None };
+    fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place, tiers: Tiers) -> bool {
+        let offer = self.index.offer(content, place, tiers);
+        let Some(admitted) = self.admitted(offer) else { return false };
         self.actions.push_back(Action::SendBlock { admitted, request: id, offset });
         true
     }

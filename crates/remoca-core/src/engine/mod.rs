@@ -26,6 +26,7 @@ mod evictions;
 mod fetches;
 mod guest;
 mod latencies;
+mod local;
 mod need;
 mod numbers;
 pub mod overlap;
@@ -53,7 +54,7 @@ pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
-pub use policy::{Insertion, PolicyStatus};
+pub use policy::{Insertion, Policy, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{
@@ -64,13 +65,12 @@ pub use types::{
 use crate::fingerprint::{Fingerprint, Fingerprinter};
 use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
 use crate::rules::Rules;
-use crate::units::{DiskIndex, PageCount, PoolIndex};
+use crate::units::{BlockId, DiskIndex, PageCount, PoolIndex};
 use admit::Admit;
 use curves::Curves;
 use disks::Disks;
 use fetches::Source;
 use placement::Placement;
-use policy::Policy;
 use pool::Pool;
 use pools::{Limits, Pools};
 use race::Race;
@@ -87,8 +87,10 @@ pub struct EngineConfig {
     pub key: [u8; 16],
     /// Seed of the index's hash tables, and of choices that must differ between VMs.
     pub seed: u64,
-    /// Size of the cache to ask the server for; 0 turns it off.
+    /// Size of the cache to ask the servers for, without its local tier.
     pub cache: PageCount,
+    /// Size of the local tier. If both are 0, the cache is off.
+    pub local: PageCount,
     /// Guest memory, in pages. It bounds the number of known blocks beyond the cached ones.
     pub guest_memory: PageCount,
     /// Whether the VM has an eviction port, to which an agent may write.
@@ -115,10 +117,14 @@ pub struct EngineConfig {
 pub struct EngineStatus {
     pub enabled: bool,
     pub connected: bool,
-    /// Size that the operator wants.
+    /// Size that the operator wants, without the local tier.
     pub wanted: PageCount,
-    /// Size that all servers granted.
+    /// Size that all servers granted, without the local tier.
     pub granted: PageCount,
+    /// Size of the local tier that the operator wants.
+    pub local_wanted: PageCount,
+    /// Size of the local tier that its server granted.
+    pub local_granted: PageCount,
     /// Pools with a session.
     pub pools: Vec<PoolStatus>,
     pub slots: SlotCounts,
@@ -134,6 +140,8 @@ pub struct EngineStatus {
 #[derive(Clone, Copy, Debug)]
 pub struct PoolStatus {
     pub server: ServerNumber,
+    /// Whether it is the local tier.
+    pub is_local: bool,
     /// Share of the cache that the pool is to have.
     pub wanted: PageCount,
     pub granted: PageCount,
@@ -162,6 +170,8 @@ pub struct DiskEngine<M> {
     admit: Admit,
     policy: Policy,
     curves: Curves,
+    /// Block of the page that the guest evicted last, if one was known to have its content.
+    last_evicted: Option<BlockId>,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -189,7 +199,7 @@ pub fn disk_numbers(disks: u16) -> u16 {
 /// Returns the index layout that an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
-    Layout::new(config.cache, config.guest_memory, config.disks)
+    Layout::new(PageCount(config.cache.0.saturating_add(config.local.0)), config.guest_memory, config.disks)
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
@@ -215,7 +225,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let prints = Fingerprinter::new(&config.key);
         let index = CacheIndex::resume(words, origin, config.disks, config.seed, prints.zero())?;
         let mut this = Self::over(config, prints, index);
-        this.pools.want(config.cache.min(this.index.layout().slot_limit()));
+        let limit = this.index.layout().slot_limit();
+        this.pools.want(config.cache.min(limit));
+        this.pools.local.want(config.local.min(limit));
         // A process that is killed while it begins a pool leaves slots that no server is known to have.
         for number in PoolIndex::all() {
             if this.index.pool(number).is_none() {
@@ -242,6 +254,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Self {
             rules: config.rules,
             curves: Curves::new(&prints),
+            last_evicted: None,
             prints,
             seed: config.seed,
             index,
@@ -249,7 +262,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             sources: Vec::new(),
             disks: Disks::new(config.rules),
             placement: Placement::new(config.seed),
-            pools: Pools::new(config.cache, limits),
+            pools: Pools::new(config.cache, config.local, limits),
             race: Race::new(config.hedge),
             admit: Admit::new(config.has_port, config.frame_sample),
             policy: Policy::new(),
@@ -303,7 +316,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             enabled: self.pools.is_enabled(),
             connected: self.pools.is_up(),
             wanted: self.pools.wanted(),
-            granted: self.pools.granted(),
+            granted: self.pools.granted(false),
+            local_wanted: self.pools.local.wanted(),
+            local_granted: self.pools.granted(true),
             pools: self.pool_statuses(),
             slots: self.index.slot_counts(),
             known_blocks: self.index.known_blocks(),
@@ -318,6 +333,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let status = |pool: &Pool| {
             Some(PoolStatus {
                 server: pool.server()?,
+                is_local: pool.is_local(),
                 wanted: pool.size.share(),
                 granted: pool.size.granted(),
                 slots: self.index.pool_slot_counts(pool.number()),
@@ -334,7 +350,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         &self.index
     }
 
-    /// Returns the layout to move to if a cache of `cache` pages or a guest of `guest_memory` pages needs a larger
+    /// Returns the layout to move to if a cache of `cache` pages, in all tiers, or a guest of `guest_memory` pages needs a larger
     /// index. Returns `None` if the index is large enough. The number of slots for a larger cache is rounded up to a
     /// power of two, so that moves are rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {

@@ -3,6 +3,8 @@
 use super::types::{PoolOffer, ServerNumber};
 use crate::units::{POOLS_MAX, PageCount};
 
+/// Maximum time, in nanoseconds, for which a pool is drained.
+pub(super) const DRAIN_MAX_NS: u64 = 600_000_000_000;
 /// Minimum size of a cache that is spread over several servers: 2 GiB.
 pub(super) const SPREAD_MIN: PageCount = PageCount(1 << 19);
 /// Number of pools over which a large cache is spread, so that the loss of one costs at most a quarter of it.
@@ -13,6 +15,16 @@ pub(super) const SPREAD_POOLS: usize = 4;
 pub(super) struct LostPool {
     pub(super) server: ServerNumber,
     pub(super) generation: u64,
+}
+
+/// What a server is to the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Listed,
+    /// It was taken out of the list, and its pool is drained.
+    Leaving,
+    /// It is not in the list, and nothing is expected of it.
+    Gone,
 }
 
 /// State of the pools, as far as placement needs it.

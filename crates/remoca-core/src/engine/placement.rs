@@ -3,7 +3,8 @@
 //! Without a session, every server is asked as soon as its backoff allows. With sessions, that is so for the servers of
 //! lost pools; the others are asked only while the cache is smaller than wanted, or on fewer servers than it should be. A
 //! server that still has a pool is chosen at once. Otherwise the other answers are awaited for a short time, and as many
-//! servers are drawn as are needed (`candidates.rs`). A pool never moves: others join it.
+//! servers are drawn as are needed (`candidates.rs`). A pool never moves: others join it. A server that was taken out of the
+//! list is known as long as it has a pool that is drained, and is asked for that one only.
 //! 1. Every `Ask` gets one answer, and every connection that answered is either used or released.
 //! 2. A session begins and ends in `handle_answer`, `handle_timer`, `handle_disconnected` and `set_servers` only, never
 //!    while frames of a server are handled.
@@ -11,7 +12,7 @@
 //! Decision 0014.
 
 use super::candidates::{Candidate, draw};
-use super::need::{Choice, LostPool, Need, SPREAD_MIN, SPREAD_POOLS};
+use super::need::{Choice, DRAIN_MAX_NS, LostPool, Need, SPREAD_MIN, SPREAD_POOLS, Standing};
 use super::random::Random;
 use super::types::{Action, PoolOffer, ServerNumber};
 use crate::units::{Nanos, PageCount};
@@ -46,9 +47,15 @@ struct Server {
     gave: Option<(PageCount, Nanos)>,
     /// Median latency of its pages, when it last had a pool.
     latency_ns: Option<u64>,
+    /// When it was taken out of the list; `None` if it is listed.
+    leaves_since: Option<Nanos>,
 }
 
 impl Server {
+    fn is_listed(&self) -> bool {
+        self.leaves_since.is_none()
+    }
+
     /// Delays the next `Ask` to this server by its backoff plus jitter, and doubles the backoff up to its maximum.
     fn fail(&mut self, now: Nanos, random: &mut Random) {
         self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
@@ -74,6 +81,11 @@ pub(super) struct Seat {
 }
 
 impl Seat {
+    /// Returns the place of a pool whose session begins now.
+    pub(super) fn new(now: Nanos, choice: &Choice) -> Self {
+        Self { server: choice.server, since: now, possible: choice.offer.possible() }
+    }
+
     /// Returns the server that has the pool.
     pub(super) fn server(&self) -> ServerNumber {
         self.server
@@ -102,35 +114,64 @@ impl Placement {
         self.servers.iter_mut().find(|server| server.number == number)
     }
 
-    /// Returns whether the server is in the list.
+    /// Returns whether the server is in the list, or has a pool that is drained.
     pub(super) fn has(&self, number: ServerNumber) -> bool {
         self.servers.iter().any(|server| server.number == number)
     }
 
-    /// Replaces the list of servers. Those of `seated` have a session.
+    /// Returns what a server is to the operator. One that was taken out of the list too long ago is gone.
+    pub(super) fn standing(&self, now: Nanos, number: ServerNumber) -> Standing {
+        let server = self.servers.iter().find(|server| server.number == number);
+        match server.map(|server| server.leaves_since) {
+            Some(None) => Standing::Listed,
+            Some(Some(since)) if now < since.plus_ns(DRAIN_MAX_NS) => Standing::Leaving,
+            Some(Some(_)) | None => Standing::Gone,
+        }
+    }
+
+    /// Replaces the list of servers. Those of `leaving` are not in it, and have a pool that is drained; those of `seated`
+    /// have a session.
     pub(super) fn replace(
         &mut self,
         now: Nanos,
-        numbers: &[ServerNumber],
+        listed: &[ServerNumber],
+        leaving: &[ServerNumber],
         seated: impl Fn(ServerNumber) -> bool,
         actions: &mut VecDeque<Action>,
     ) {
+        self.keep_only(|number| listed.contains(&number) || leaving.contains(&number), actions);
+        for &number in listed.iter().chain(leaving) {
+            if !self.has(number) {
+                let state = if seated(number) { State::InUse } else { State::Idle(now) };
+                let (gave, latency_ns, leaves_since) = (None, None, None);
+                self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave, latency_ns, leaves_since });
+            }
+        }
+        for server in &mut self.servers {
+            let leaves = leaving.contains(&server.number);
+            server.leaves_since = leaves.then(|| server.leaves_since.unwrap_or(now));
+        }
+        // One of the old servers may never answer; the new ones are still asked.
+        self.looking = false;
+        self.look_soon();
+    }
+
+    fn keep_only(&mut self, stays: impl Fn(ServerNumber) -> bool, actions: &mut VecDeque<Action>) {
         self.servers.retain(|server| {
-            let stays = numbers.contains(&server.number);
+            let stays = stays(server.number);
             if !stays && matches!(server.state, State::Answered(..)) {
                 actions.push_back(Action::Release(server.number));
             }
             stays
         });
-        for &number in numbers {
-            if !self.has(number) {
-                let state = if seated(number) { State::InUse } else { State::Idle(now) };
-                self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave: None, latency_ns: None });
-            }
+    }
+
+    /// Forgets the servers that are not in the list and have no pool any more.
+    pub(super) fn forget_left(&mut self, has_pool: impl Fn(ServerNumber) -> bool, actions: &mut VecDeque<Action>) {
+        if self.servers.iter().any(|server| !server.is_listed() && !has_pool(server.number)) {
+            let listed: Vec<_> = self.servers.iter().filter(|server| server.is_listed()).map(|it| it.number).collect();
+            self.keep_only(|number| listed.contains(&number) || has_pool(number), actions);
         }
-        // One of the old servers may never answer; the new ones are still asked.
-        self.looking = false;
-        self.look_soon();
     }
 
     /// Stores the offer of a server, or delays the next `Ask` to it if `offer` is `None`: there is no connection.
@@ -211,8 +252,9 @@ impl Placement {
 
     /// Returns whether the cache needs another pool: for more memory, or so that the loss of one costs less.
     fn wants_pool(&self, need: &Need) -> bool {
-        let others = self.servers.iter().filter(|server| !matches!(server.state, State::InUse));
-        let lacks_spread = need.wanted >= SPREAD_MIN && need.members() < SPREAD_POOLS.min(self.servers.len());
+        let listed = || self.servers.iter().filter(|server| server.is_listed());
+        let others = listed().filter(|server| !matches!(server.state, State::InUse));
+        let lacks_spread = need.wanted >= SPREAD_MIN && need.members() < SPREAD_POOLS.min(listed().count());
         need.seats > 0
             && need.settled
             && need.can_add
@@ -223,9 +265,9 @@ impl Placement {
     /// Returns the time at which the timer must be handled, or `None` if there is nothing to do.
     pub(super) fn deadline(&self, need: &Need) -> Option<Nanos> {
         let decide = self.first_answer().map(|at| at.plus_ns(PATIENCE_NS));
-        let lost = self.first_idle(|server| need.seats == 0 || need.lost_at(server.number).is_some());
+        let lost = self.first_idle(|server| may_ask(server, need, need.seats == 0));
         let look = (!self.looking && self.wants_pool(need))
-            .then(|| self.first_idle(|_| true).map(|at| at.max(self.look_at(need))))
+            .then(|| self.first_idle(Server::is_listed).map(|at| at.max(self.look_at(need))))
             .flatten();
         [decide, lost, look].into_iter().flatten().min()
     }
@@ -246,7 +288,7 @@ impl Placement {
         let all = need.seats == 0 || self.begins_search(now, need);
         for server in &mut self.servers {
             let is_due = matches!(server.state, State::Idle(at) if at <= now);
-            if is_due && (all || need.lost_at(server.number).is_some()) {
+            if is_due && may_ask(server, need, all) {
                 server.state = State::Asked;
                 actions.push_back(Action::Ask(server.number));
             }
@@ -259,7 +301,7 @@ impl Placement {
     }
 
     fn begins_search(&mut self, now: Nanos, need: &Need) -> bool {
-        let anybody = self.first_idle(|_| true).is_some_and(|at| at <= now);
+        let anybody = self.first_idle(Server::is_listed).is_some_and(|at| at <= now);
         let begins = !self.looking && anybody && self.wants_pool(need) && self.look_at(need) <= now;
         if begins {
             self.looking = true;
@@ -284,7 +326,8 @@ impl Placement {
         if let Some(warm) = self.warm(now, need) {
             return Some(warm);
         }
-        let all_answered = !self.servers.iter().any(|server| matches!(server.state, State::Asked));
+        let is_awaited = |server: &Server| server.is_listed() && matches!(server.state, State::Asked);
+        let all_answered = !self.servers.iter().any(is_awaited);
         let waited = self.first_answer().is_some_and(|at| now >= at.plus_ns(PATIENCE_NS));
         if (need.seats > 0 && !self.looking) || !(all_answered || waited) {
             return None;
@@ -310,11 +353,11 @@ impl Placement {
     fn candidates(&self, now: Nanos) -> Vec<Candidate> {
         let fastest = self.servers.iter().filter_map(|server| server.latency_ns).min().unwrap_or(u64::MAX);
         let candidate = |server: &Server| match server.state {
-            State::Answered(offer, _) => Some(Candidate {
+            State::Answered(offer, _) if server.is_listed() => Some(Candidate {
                 choice: Choice { server: server.number, offer, gives: server.can_give(&offer, now) },
                 is_slow: server.latency_ns.is_some_and(|ns| ns / 2 > fastest),
             }),
-            State::Idle(_) | State::Asked | State::InUse => None,
+            State::Answered(..) | State::Idle(_) | State::Asked | State::InUse => None,
         };
         self.servers.iter().filter_map(candidate).collect()
     }
@@ -324,7 +367,7 @@ impl Placement {
         if let Some(server) = self.server(choice.server) {
             server.state = State::InUse;
         }
-        Seat { server: choice.server, since: now, possible: choice.offer.possible() }
+        Seat::new(now, choice)
     }
 
     /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending.
@@ -339,6 +382,11 @@ impl Placement {
             }
         }
     }
+}
+
+/// Returns whether a server may be asked: because its pool was lost or, if `all` may be, because it is in the list.
+fn may_ask(server: &Server, need: &Need, all: bool) -> bool {
+    all && server.is_listed() || need.lost_at(server.number).is_some()
 }
 
 fn is_warm(offer: &PoolOffer, lost: &LostPool) -> bool {

@@ -220,7 +220,7 @@ pub struct PolicyStatus {
 
 /// Policy in force, and the trial of both.
 #[derive(Debug)]
-pub(super) struct Policy {
+pub struct Policy {
     adapts: bool,
     in_force: Insertion,
     capacity: PageCount,
@@ -234,8 +234,16 @@ pub(super) struct Policy {
     turns: Turns,
 }
 
+impl Default for Policy {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Policy {
-    pub(super) fn new() -> Self {
+    /// Returns a policy that adapts, for a cache without pages.
+    #[must_use]
+    pub fn new() -> Self {
         Self {
             adapts: true,
             in_force: Insertion::Lru,
@@ -264,7 +272,7 @@ impl Policy {
     }
 
     /// Returns the policy by which evicted pages enter the cache now.
-    pub(super) fn in_force(&self) -> Insertion {
+    pub fn in_force(&self) -> Insertion {
         self.in_force
     }
 
@@ -276,7 +284,7 @@ impl Policy {
     }
 
     /// Scales the shadow caches to a cache of `capacity` pages.
-    pub(super) fn fit(&mut self, capacity: PageCount) {
+    pub fn fit(&mut self, capacity: PageCount) {
         if capacity == self.capacity {
             return;
         }
@@ -295,12 +303,12 @@ impl Policy {
 
     /// Returns whether the reads and evictions of this content are to be noted.
     #[inline]
-    pub(super) fn samples(&self, content: Fingerprint) -> bool {
+    pub fn samples(&self, content: Fingerprint) -> bool {
         self.adapts && is_one(content, self.one_of)
     }
 
     /// Notes that the guest has read a block with a sampled content, which the cache held or not.
-    pub(super) fn note_read(&mut self, content: Fingerprint, is_cached: bool) {
+    pub fn note_read(&mut self, content: Fingerprint, is_cached: bool) {
         let (lru, bimodal) = (self.lru.read(content), self.bimodal.read(content));
         if !self.lru.is_full() || self.lru.capacity == 0 {
             return;
@@ -336,13 +344,13 @@ impl Policy {
     }
 
     /// Notes that the guest has evicted a page with a sampled content, which the disk is known to hold.
-    pub(super) fn note_eviction(&mut self, content: Fingerprint) {
+    pub fn note_eviction(&mut self, content: Fingerprint) {
         self.lru.evicted(content);
         self.bimodal.evicted(content);
     }
 
     /// Returns whether the next page that could take the place of another one is inserted.
-    pub(super) fn inserts(&mut self) -> bool {
+    pub fn inserts(&mut self) -> bool {
         match (self.in_force, &mut self.renewal) {
             (Insertion::Lru, _) => true,
             (Insertion::Bimodal, Renewal::Slow) => self.turns.is_next_inserted(),

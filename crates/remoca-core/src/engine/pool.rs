@@ -7,7 +7,7 @@ use super::placement::Seat;
 use super::pool_size::Size;
 use super::types::{Action, PoolOffer, ServerNumber};
 use crate::index::CacheIndex;
-use crate::units::{Nanos, PoolIndex};
+use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
@@ -28,6 +28,12 @@ pub(super) enum DrainReason {
 pub(super) struct Drain {
     pub(super) reason: DrainReason,
     pub(super) since: Nanos,
+    /// Number of its pages when it began.
+    pub(super) pages: PageCount,
+    /// Part of the pool's share that the others do not get yet.
+    pub(super) kept: PageCount,
+    /// Time of the next look at what is left in it.
+    pub(super) look_at: Nanos,
 }
 
 /// Pool, with or without a session.
@@ -36,6 +42,8 @@ pub(super) struct Pool {
     number: PoolIndex,
     seat: Option<Seat>,
     pub(super) size: Size,
+    /// Whether it is the local tier.
+    is_local: bool,
     /// Start of the time for which the share of the lost pool is kept for its return.
     pub(super) expected_since: Option<Nanos>,
     pub(super) drain: Option<Drain>,
@@ -58,6 +66,7 @@ impl Pool {
             number,
             seat: None,
             size: Size::new(number),
+            is_local: false,
             expected_since: None,
             drain: None,
             slow_checks: 0,
@@ -94,7 +103,19 @@ impl Pool {
 
     /// Returns whether the pool has a session and a share of the cache.
     pub(super) fn is_member(&self) -> bool {
-        self.is_up() && self.drain.is_none()
+        self.is_up() && self.drain.is_none() && !self.is_local
+    }
+
+    /// Returns whether the pool has a session and is the local tier.
+    #[inline]
+    pub(super) fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// Returns the part of the share of a pool that is drained which the others do not get yet.
+    pub(super) fn kept(&self) -> PageCount {
+        let kept = self.drain.filter(|_| self.is_up()).map_or(PageCount(0), |drain| drain.kept);
+        kept.min(self.size.granted())
     }
 
     /// Returns whether the pool is drained for good, because the operator wants its server empty.
@@ -103,9 +124,9 @@ impl Pool {
     }
 
     /// Starts a session with the server of `seat`, which made this offer.
-    pub(super) fn begin_session(&mut self, seat: Seat, now: Nanos, offer: &PoolOffer, is_warm: bool) {
+    pub(super) fn begin_session(&mut self, seat: Seat, now: Nanos, offer: &PoolOffer, is_warm: bool, is_local: bool) {
         assert!(self.seat.is_none(), "a pool has one session at a time");
-        *self = Self { seat: Some(seat), ..Self::new(self.number, self.window) };
+        *self = Self { seat: Some(seat), is_local, ..Self::new(self.number, self.window) };
         self.size.begin(now, offer.npages, offer.possible(), is_warm);
     }
 
@@ -115,7 +136,8 @@ impl Pool {
         M: DerefMut<Target = [u32]>,
     {
         self.seat = None;
-        self.expected_since = Some(now);
+        self.expected_since = Some(now).filter(|_| !self.is_local);
+        self.is_local = false;
         (self.drain, self.silent_since) = (None, None);
         self.size.end(index, actions);
     }
@@ -125,7 +147,7 @@ impl Pool {
     /// Returns whether the pool takes one more page now.
     #[inline]
     pub(super) fn takes_page(&self) -> bool {
-        self.room > 0 && self.is_member()
+        self.room > 0 && self.is_up() && self.drain.is_none()
     }
 
     /// Takes room in the send window for a page that is about to be sent.

@@ -29,6 +29,8 @@ pub(super) enum Refusal {
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     npages: PageCount,
+    /// Most that the answer is worth, because the server has taken back what is beyond since then.
+    most: PageCount,
     /// End of the log of sends when it was sent.
     log_end: LogEnd,
     /// Start of the wait for the answer, set by the first timer after it was sent.
@@ -175,7 +177,8 @@ impl Size {
     where
         M: DerefMut<Target = [u32]>,
     {
-        let asked = self.take_asked(index)?;
+        let Asked { npages: asked, most, .. } = self.take_asked(index)?;
+        let npages = npages.min(most);
         self.granted = npages;
         // If the server granted another size than the requested one, retry only after a pause. Otherwise such a server
         // would be asked endlessly.
@@ -196,7 +199,7 @@ impl Size {
         available: PageCount,
         index: &mut CacheIndex<M>,
     ) -> Option<Refusal> {
-        let asked = self.take_asked(index)?;
+        let Asked { npages: asked, .. } = self.take_asked(index)?;
         let possible = PageCount(self.granted.0.saturating_add(available.0));
         if possible > self.granted && possible < asked && !self.reduced {
             self.limit_to(now, possible);
@@ -216,12 +219,33 @@ impl Size {
         self.lift_at = now.plus_ns(RESIZE_RETRY_NS);
     }
 
-    /// Ends the wait for the answer to a SETSIZE. Returns the requested size, or `None` if no SETSIZE is outstanding.
-    fn take_asked<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) -> Option<PageCount> {
+    /// Ends the wait for the answer to a SETSIZE, and returns it. Returns `None` if no SETSIZE is outstanding.
+    fn take_asked<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) -> Option<Asked> {
         let asked = self.asked.take()?;
         index.note_taken(self.pool, asked.log_end);
         self.is_stale = true;
-        Some(asked.npages)
+        Some(asked)
+    }
+
+    /// Gives up the slots from `npages` on, whose memory the server takes back. Their pages are unreachable from now on; the
+    /// slots are given up in this turn and later ones. Nothing is moved out of them.
+    pub(super) fn take_back<M>(
+        &mut self,
+        now: Nanos,
+        npages: PageCount,
+        (server, slots): (Option<ServerNumber>, u32),
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) where
+        M: DerefMut<Target = [u32]>,
+    {
+        self.granted = self.granted.min(npages);
+        self.share = self.share.min(npages);
+        if let Some(asked) = &mut self.asked {
+            asked.most = asked.most.min(npages);
+        }
+        self.limit_to(now, npages.min(self.limit));
+        self.plan(server, slots, index, actions);
     }
 
     /// Sets the share of the pool. [`Self::keep_up`] asks the server for it.
@@ -333,7 +357,7 @@ impl Size {
     {
         self.to_ask = None;
         self.moves = 0;
-        self.asked = Some(Asked { npages, log_end: index.log_end(self.pool), since: None });
+        self.asked = Some(Asked { npages, most: PageCount(u32::MAX), log_end: index.log_end(self.pool), since: None });
         actions.push_back(Action::SetSize { server, npages });
         self.aim(index);
     }

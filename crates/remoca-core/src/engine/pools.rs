@@ -6,7 +6,8 @@
 //!    that it is kept as long as no other pool can take the share.
 
 use super::fetches::{Fetch, Fetches};
-use super::need::{LostPool, Need};
+use super::local::LocalTier;
+use super::need::{LostPool, Need, Standing};
 use super::pool::Pool;
 use super::types::{Action, FetchId, PoolSlot, ServerNumber};
 use crate::index::CacheIndex;
@@ -42,7 +43,9 @@ pub(super) struct Slowness {
 pub(super) struct Pools {
     /// Pools by number.
     pub(super) pools: Vec<Pool>,
-    /// Size that the operator wants.
+    /// The local tier, which is none of the pools that have a share.
+    pub(super) local: LocalTier,
+    /// Size that the operator wants of all other pools.
     wanted: PageCount,
     limits: Limits,
     fetches: Fetches,
@@ -50,10 +53,11 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    pub(super) fn new(wanted: PageCount, limits: Limits) -> Self {
+    pub(super) fn new(wanted: PageCount, local: PageCount, limits: Limits) -> Self {
         let limits = Limits { pools: limits.pools.clamp(1, POOLS_MAX), ..limits };
         let pools = PoolIndex::all().map(|number| Pool::new(number, limits.send_window)).collect();
-        Self { pools, wanted, limits, fetches: Fetches::default(), slowness: Slowness::default() }
+        let local = LocalTier::new(local);
+        Self { pools, local, wanted, limits, fetches: Fetches::default(), slowness: Slowness::default() }
     }
 
     /// Returns a pool, with or without a session.
@@ -83,22 +87,24 @@ impl Pools {
 
     /// Returns whether the operator wants a cache.
     pub(super) fn is_enabled(&self) -> bool {
-        self.wanted.0 > 0
+        self.wanted.0 > 0 || self.local.wanted().0 > 0
     }
 
-    /// Returns the size that the operator wants.
+    /// Returns the size that the operator wants of the pools that have a share.
     pub(super) fn wanted(&self) -> PageCount {
         self.wanted
     }
 
-    /// Sets the size that the operator wants. The pools get their shares from [`Self::share`].
+    /// Sets the size that the operator wants of the pools that have a share. They get it from [`Self::share`].
     pub(super) fn want(&mut self, wanted: PageCount) {
+        self.shrink_drained(wanted);
         self.wanted = wanted;
     }
 
-    /// Returns the size that all servers have granted.
-    pub(super) fn granted(&self) -> PageCount {
-        let sum: u64 = self.up().map(|pool| u64::from(pool.size.granted().0)).sum();
+    /// Returns the size that the servers of these pools have granted.
+    pub(super) fn granted(&self, is_local: bool) -> PageCount {
+        let of_tier = self.up().filter(|pool| pool.is_local() == is_local);
+        let sum: u64 = of_tier.map(|pool| u64::from(pool.size.granted().0)).sum();
         PageCount(u32::try_from(sum).unwrap_or(u32::MAX))
     }
 
@@ -195,7 +201,8 @@ impl Pools {
 
     // Lost pools, and what placement needs to know.
 
-    /// Returns the pools that the index describes and that have no session, with their servers.
+    /// Returns the pools that the index describes and that have no session, with their servers. The local tier is none of
+    /// them.
     fn lost<'a, M>(&'a self, index: &'a CacheIndex<M>) -> impl Iterator<Item = (&'a Pool, LostPool)>
     where
         M: DerefMut<Target = [u32]>,
@@ -203,25 +210,28 @@ impl Pools {
         index.pools().filter_map(|(number, known)| {
             let pool = self.pool(number);
             let lost = LostPool { server: ServerNumber(known.server), generation: known.generation };
-            (!pool.is_up()).then_some((pool, lost))
+            (!pool.is_up() && !self.local.is_at(lost.server)).then_some((pool, lost))
         })
     }
 
-    /// Expects the lost pools, while there is no session or for some time, if their servers are `listed`. Drops the others.
-    pub(super) fn expect<M>(&mut self, now: Nanos, listed: impl Fn(ServerNumber) -> bool, index: &mut CacheIndex<M>)
-    where
+    /// Expects the lost pools, while there is no session or for some time, if their servers are of use. Drops the others,
+    /// and those of servers that are leaving and have not returned by then.
+    pub(super) fn expect<M>(
+        &mut self,
+        now: Nanos,
+        standing: impl Fn(ServerNumber) -> Standing,
+        index: &mut CacheIndex<M>,
+    ) where
         M: DerefMut<Target = [u32]>,
     {
         let is_alone = !self.has_members();
-        let lost: Vec<_> = self.lost(index).map(|(pool, lost)| (pool.number(), lost.server)).collect();
-        for (number, server) in lost {
-            if !listed(server) {
+        let lost: Vec<_> = self.lost(index).map(|(pool, lost)| (pool.number(), standing(lost.server))).collect();
+        for (number, standing) in lost {
+            let since = &mut self.pool_mut(number).expected_since;
+            *since = if is_alone { Some(now) } else { since.filter(|since| now < since.plus_ns(EXPECT_NS)) };
+            let is_expected = since.is_some();
+            if standing == Standing::Gone || standing == Standing::Leaving && !is_expected {
                 self.forget(number, index);
-            } else if is_alone {
-                self.pool_mut(number).expected_since = Some(now);
-            } else {
-                let since = &mut self.pool_mut(number).expected_since;
-                *since = since.filter(|since| now < since.plus_ns(EXPECT_NS));
             }
         }
     }
@@ -302,11 +312,13 @@ impl Pools {
         let expected = self.pools.iter().filter(counts).count();
         let reserved = if seats > 0 { self.expected_slots(index) } else { 0 };
         let limits: u64 = members().map(|pool| u64::from(pool.size.limit().0)).sum();
-        let taken = self.up().count() + expected;
+        // The local tier always finds room.
+        let is_reserved = self.local.server().is_some() && !self.pools.iter().any(Pool::is_local);
+        let taken = self.up().count() + expected + usize::from(is_reserved);
         Need {
             wanted: self.wanted,
             covered: limits.saturating_add(reserved),
-            granted: self.granted(),
+            granted: self.granted(false),
             seats,
             expected,
             settled: self.is_settled(),
@@ -315,15 +327,19 @@ impl Pools {
         }
     }
 
-    /// Returns whether no SETSIZE is outstanding or planned.
+    /// Returns whether no SETSIZE is outstanding or planned to a server that has no local tier.
     pub(super) fn is_settled(&self) -> bool {
-        self.pools.iter().all(|pool| pool.size.is_settled())
+        self.pools.iter().all(|pool| pool.is_local() || pool.size.is_settled())
     }
 
     /// Returns the number of slots that each pool may process, if several change their sizes in the same turn.
     pub(super) fn slots_each(&self) -> u32 {
-        let count = u32::try_from(self.up().count()).unwrap_or(u32::MAX);
-        (self.limits.slots_per_turn / count.max(1)).max(1)
+        (self.limits.slots_per_turn / self.up_count().max(1)).max(1)
+    }
+
+    /// Returns the number of pools with a session.
+    pub(super) fn up_count(&self) -> u32 {
+        u32::try_from(self.up().count()).unwrap_or(u32::MAX)
     }
 
     // The timer.
@@ -332,7 +348,7 @@ impl Pools {
     pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
         let pools = self.pools.iter().filter_map(|pool| pool.deadline(index)).min();
         let shares = [self.lift_deadline(index), self.expect_deadline()];
-        let drains = [self.drain_deadline(), self.slowness_deadline()];
+        let drains = [self.drain_deadline(), self.slowness_deadline(), self.local_deadline()];
         shares.into_iter().chain(drains).chain([pools]).flatten().min()
     }
 

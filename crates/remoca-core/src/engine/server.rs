@@ -27,6 +27,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pools.share(now, &mut self.index, &mut self.actions);
     }
 
+    /// Gives up the slots from `npages` on of the pool at `server`, which takes their memory back. The session goes on, and
+    /// others are asked for what is missing. The driver has stopped using these slots, and answers the server.
+    pub fn handle_taken_back(&mut self, now: Nanos, server: ServerNumber, npages: PageCount) {
+        let Some(number) = self.pools.at(server) else { return };
+        self.stats.pools_cut += 1;
+        let turn = (Some(server), self.pools.slots_each());
+        let pool = self.pools.pool_mut(number);
+        let had = pool.size.granted();
+        pool.size.take_back(now, npages, turn, &mut self.index, &mut self.actions);
+        self.note_size(now, number, had);
+        self.placement.look_soon();
+    }
+
     /// Asks for another size, at once or after a pause. `server`, which refused, could grant `available` more pages.
     pub fn handle_size_refused(&mut self, now: Nanos, server: ServerNumber, available: PageCount) {
         let Some(number) = self.pools.at(server) else { return };
@@ -44,16 +57,23 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Sets the size of the cache. Size 0 turns the cache off and drops its whole index, so that it starts cold when it
-    /// is turned on again. The index must be large enough (see [`Self::needs_layout`]).
-    pub fn resize(&mut self, now: Nanos, wanted: PageCount) {
-        if wanted.0 == 0 {
+    /// Sets the sizes of the cache without its local tier, and of the local tier, whose pool is given back at once if it is to
+    /// have none. If both are 0, the cache is off: its whole index is dropped, so that it starts cold when it is turned on
+    /// again. The index must be large enough for both (see [`Self::needs_layout`]).
+    pub fn resize(&mut self, now: Nanos, wanted: PageCount, local: PageCount) {
+        let limit = self.index.layout().slot_limit();
+        self.pools.want(wanted.min(limit));
+        self.pools.local.want(local.min(limit));
+        if local.0 == 0 {
+            self.leave_local(now);
+        }
+        if !self.pools.is_enabled() {
             self.index.drop_everything();
             let left = (self.index.slot_counts().used, self.index.known_blocks());
             assert!(left == (0, PageCount(0)), "a cache that is off knows {left:?}");
         }
         self.placement.look_soon();
-        self.pools.want(wanted.min(self.index.layout().slot_limit()));
+        self.pools.local.ask(now, &mut self.actions);
         self.pools.share(now, &mut self.index, &mut self.actions);
     }
 
@@ -78,8 +98,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
             return PageOutcome::Late;
         };
-        if self.rules.hold(Rule::FetchCheck) && self.prints.page(page) != fetch.content {
-            self.stats.fetch_wrong += 1;
+        let content = self.prints.page(page);
+        if self.rules.hold(Rule::FetchCheck) && content != fetch.content {
+            // Zeroes are a page that was not there when it was demoted: the memory of its pool was taken back.
+            let is_missing = content == self.prints.zero();
+            *(if is_missing { &mut self.stats.fetch_missing } else { &mut self.stats.fetch_wrong }) += 1;
             self.give_up_fetch(now, &fetch);
             return PageOutcome::Wrong;
         }
@@ -90,7 +113,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             // If pages are admitted as they are read, this one will not be sent again.
             let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
             self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
-            if pool.drain.is_some() {
+            if pool.is_local() && self.disks.is_swap(fetch.block) {
+                self.index.note_silent(fetch.slot);
+            } else if pool.drain.is_some() {
                 // The guest has the page. When it evicts the page, another pool takes it.
                 self.index.drop_slot(fetch.slot);
             }

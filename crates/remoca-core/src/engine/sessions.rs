@@ -1,21 +1,28 @@
 //! Sessions with memory servers: where pools are placed, and what begins and ends with a session.
 
-use super::need::Choice;
+use super::need::{Choice, Standing};
 use super::pool::DrainReason;
 use super::{Action, DiskEngine, Leaving, PoolOffer, ServerNumber};
 use crate::index::Pool;
 use crate::rules::Rule;
-use crate::units::{Nanos, PoolIndex};
+use crate::units::{Nanos, PageCount, PoolIndex};
 use std::ops::DerefMut;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets the memory servers that may have pools, in any order. The pools of all others are given back at once, or drained:
-    /// they take no new pages, and are given back once the others have their share.
+    /// they take no new pages, and are given back once the others have their share. A drained pool that was lost, or was
+    /// found by [`Self::resume`], may return. [`Self::has_server`] says how long its server may be asked.
     pub fn set_servers(&mut self, now: Nanos, servers: &[ServerNumber], leaving: Leaving) {
         let pools = &self.pools;
-        self.placement.replace(now, servers, |server| pools.at(server).is_some(), &mut self.actions);
+        let with_pool = self.index.pools().map(|(_, pool)| ServerNumber(pool.server));
+        let local = self.pools.local.server();
+        let is_drained =
+            |server: &ServerNumber| leaving == Leaving::Drained && !servers.contains(server) && local != Some(*server);
+        let drained: Vec<_> = with_pool.filter(is_drained).collect();
+        self.placement.replace(now, servers, &drained, |server| pools.at(server).is_some(), &mut self.actions);
         for number in self.numbers_up() {
-            let Some(server) = self.pools.pool(number).server() else { continue };
+            let pool = self.pools.pool(number);
+            let Some(server) = pool.server().filter(|_| !pool.is_local()) else { continue };
             let is_unlisted = self.pools.pool(number).is_unlisted();
             if servers.contains(&server) {
                 if is_unlisted {
@@ -24,16 +31,57 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             } else if leaving == Leaving::AtOnce {
                 self.leave(now, number);
             } else {
-                self.pools.drain(now, number, DrainReason::Unlisted);
+                self.drain(now, number, DrainReason::Unlisted);
             }
         }
         self.place(now);
     }
 
+    /// Sets the server that has the local tier, or `None` if there shall be none. A pool at another server is given back at
+    /// once. The server must not be one of those of [`Self::set_servers`], which is called after this at the start.
+    pub fn set_local_server(&mut self, now: Nanos, server: Option<ServerNumber>) {
+        if self.pools.local.server() == server {
+            return;
+        }
+        self.leave_local(now);
+        if let Some(number) = server.and_then(|server| self.pools.at(server)) {
+            self.leave(now, number);
+        }
+        self.pools.local.set_server(now, server);
+        // The others are not told of yet, perhaps.
+        self.pools.local.ask(now, &mut self.actions);
+    }
+
+    /// Gives the pool of the local tier back, if there is one.
+    pub(super) fn leave_local(&mut self, now: Nanos) {
+        let up = self.pools.up().find(|pool| pool.is_local()).map(|pool| pool.number());
+        if let Some(number) = up {
+            self.leave(now, number);
+        } else if let Some(lost) = self.pools.local.server() {
+            self.pools.forget_at(lost, &mut self.index);
+        }
+    }
+
+    /// Returns whether the server is in the list, or has the local tier, or a pool that is drained. No other server is asked
+    /// or used.
+    pub fn has_server(&self, server: ServerNumber) -> bool {
+        self.placement.has(server) || self.pools.local.is_at(server)
+    }
+
+    fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason) {
+        self.pools.drain(now, number, reason, PageCount(self.index.pool_slot_counts(number).used));
+    }
+
     /// Stores the `offer` of a server that was asked (`None`: there is no connection), and starts a session if a server
     /// can be chosen. Releases a server that is no longer in the list.
     pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
-        if !self.placement.answer(now, server, offer) && offer.is_some() {
+        if self.pools.local.is_at(server) {
+            let has_room = self.index.pool_of(server.0).or(self.index.free_pool()).is_some();
+            match self.pools.local.answer(now, offer.filter(|_| has_room)) {
+                Some(choice) => self.begin_session(now, &choice),
+                None => offer.iter().for_each(|_| self.actions.push_back(Action::Release(server))),
+            }
+        } else if !self.placement.answer(now, server, offer) && offer.is_some() {
             self.actions.push_back(Action::Release(server));
         }
         self.place(now);
@@ -78,6 +126,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Ends the session of a pool, and leaves all reads that wait for it to the disk.
     fn end_session(&mut self, now: Nanos, number: PoolIndex) {
+        if self.pools.pool(number).is_local() {
+            self.pools.local.end(now);
+        }
         self.pools.pool_mut(number).end_session(now, &mut self.index, &mut self.actions);
         self.race.forget_server(number);
         self.pools.take_fetches(number, &mut self.index);
@@ -91,8 +142,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// that are drained.
     pub(super) fn place(&mut self, now: Nanos) {
         self.drain_slow(now);
+        self.pools.local.ask(now, &mut self.actions);
+        self.pools.look_at_drained(now, &self.index);
         let placement = &self.placement;
-        self.pools.expect(now, |server| placement.has(server), &mut self.index);
+        self.pools.expect(now, |server| placement.standing(now, server), &mut self.index);
         let need = self.pools.need(&self.index);
         let without: Vec<_> = self.placement.without_lost_pool(&need).collect();
         self.pools.give_up_at(&without, &self.index);
@@ -111,6 +164,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.leave(now, number);
         }
         self.pools.share(now, &mut self.index, &mut self.actions);
+        let index = &self.index;
+        self.placement.forget_left(|server| index.pool_of(server.0).is_some(), &mut self.actions);
     }
 
     /// Measures the servers with pools, and drains a pool that is much slower than the others.
@@ -123,7 +178,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         if let Some(slow) = self.pools.find_slow(now, latency_ns) {
             self.stats.pool_drains += 1;
-            self.pools.drain(now, slow, DrainReason::Slow);
+            self.drain(now, slow, DrainReason::Slow);
         }
     }
 
@@ -150,7 +205,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
             None => (self.index.free_pool().expect("a server is chosen only if a pool can be added"), false),
         };
-        let seat = self.placement.begin(now, choice);
+        let is_local = self.pools.local.is_at(server);
+        let seat = if is_local { self.pools.local.begin(now, choice) } else { self.placement.begin(now, choice) };
         self.actions.push_back(Action::Use(server));
         self.stats.connections += 1;
         if is_warm && self.rules.hold(Rule::LostSends) {
@@ -158,11 +214,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.stats.lost_sends += self.index.give_up_sends(number, offer.sends_received);
         }
         self.index.begin_pool(number, pool, offer.sends_received);
-        if !is_warm {
+        if !is_warm && !is_local {
             self.pools.replace_lost(server, &mut self.index);
         }
-        self.pools.pool_mut(number).begin_session(seat, now, &offer, is_warm);
-        if !is_warm {
+        self.pools.pool_mut(number).begin_session(seat, now, &offer, is_warm, is_local);
+        if !is_local && self.placement.standing(now, server) != Standing::Listed {
+            self.drain(now, number, DrainReason::Unlisted);
+        }
+        if !is_warm && !is_local {
             self.stats.pool_joins += u64::from(!is_first);
             self.pools.join(number);
         }

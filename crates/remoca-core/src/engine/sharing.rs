@@ -45,6 +45,7 @@ impl Pools {
     where
         M: DerefMut<Target = [u32]>,
     {
+        self.share_local(now, index, actions);
         let members: Vec<_> = self.members().collect();
         if members.is_empty() {
             return;
@@ -65,7 +66,7 @@ impl Pools {
             self.lift_limits(now, wanted, &members, &mut shares);
         }
         let slots = self.slots_each();
-        let count = u32::try_from(members.len()).unwrap_or(u32::MAX);
+        let count = self.up_count();
         for (number, share) in members.iter().zip(&shares) {
             let pool = self.pool_mut(*number);
             let server = pool.server();
@@ -73,7 +74,31 @@ impl Pools {
             pool.size.set_share(share.size);
             pool.size.keep_up(server, slots, index, actions);
         }
-        self.share_drained(wanted, slots, index, actions);
+        self.share_drained(self.wanted_without_lost(index), slots, index, actions);
+    }
+
+    /// Gives the local tier what is wanted of it, as far as its server is believed to give it.
+    fn share_local<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
+    where
+        M: DerefMut<Target = [u32]>,
+    {
+        let (wanted, slots, count) = (self.local.wanted(), self.slots_each(), self.up_count());
+        let Some(pool) = self.pools.iter_mut().find(|pool| pool.is_local()) else { return };
+        let server = pool.server();
+        if wanted > pool.size.limit() && pool.size.is_settled() && pool.size.lift_at() <= now {
+            pool.size.lift_limit(wanted);
+        }
+        pool.size.note_pools(count);
+        pool.size.set_share(wanted.min(pool.size.limit()));
+        pool.size.keep_up(server, slots, index, actions);
+    }
+
+    /// Returns the time at which the server of the local tier is asked or, if it gave too little, asked for more. Returns `None`
+    /// if neither is to be done.
+    pub(super) fn local_deadline(&self) -> Option<Nanos> {
+        let pool = self.pools.iter().find(|pool| pool.is_local());
+        let is_short = |pool: &&Pool| pool.size.share() < self.local.wanted() && pool.size.is_settled();
+        pool.filter(is_short).map(|pool| pool.size.lift_at()).or(self.local.deadline())
     }
 
     /// Returns whether servers have granted pages in the place of those of lost pools.
@@ -87,8 +112,15 @@ impl Pools {
         Share { size: size.share(), limit: size.limit() }
     }
 
-    /// Returns what is wanted of the pools with a session: lost ones that are expected keep their size.
+    /// Returns what is wanted of the pools with a session: lost ones that are expected keep their size, and drained ones
+    /// what is not read yet.
     fn wanted_of_members<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
+        let wanted = u64::from(self.wanted_without_lost(index).0).saturating_sub(self.kept_by_drained());
+        PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
+    }
+
+    /// Returns what is wanted of all pools with a session.
+    fn wanted_without_lost<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
         let wanted = u64::from(self.wanted().0).saturating_sub(self.expected_slots(index));
         PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
     }

@@ -65,6 +65,8 @@ counters! {
     evictions_dropped,
     /// Evicted pages that were not sent, because the insertion policy kept the older ones (a loop or a scan).
     evictions_passed_over,
+    /// Pages that fell out of the local tier unread and went to a memory server.
+    demotions,
     /// Frames of guest memory examined before a read overwrote them; the next six counters add up to it.
     frames_looked_at,
     /// Frames that went to the cache.
@@ -117,4 +119,6 @@ counters! {
     pool_drains,
     /// Slots given up because their page was in transit when a connection was lost.
     lost_sends,
+    /// Times that a server took back memory of a mapped pool, whose session went on.
+    pools_cut,
 }

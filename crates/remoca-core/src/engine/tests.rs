@@ -3,6 +3,7 @@
 //! The simulator (`remoca-sim`) drives the same engine with millions of random events; these tests say what each rule means.
 
 mod curves;
+mod drains;
 mod frames;
 mod hedging;
 mod link;
@@ -17,6 +18,7 @@ mod resume;
 mod rivals;
 mod scenario;
 mod swap;
+mod tiers;
 
 use super::*;
 use crate::index::SlotCounts;
@@ -37,6 +39,7 @@ fn config() -> EngineConfig {
         key: [7; 16],
         seed: 1,
         cache: PageCount(8),
+        local: PageCount(0),
         guest_memory: PageCount(64),
         pools: 16,
         has_port: true,

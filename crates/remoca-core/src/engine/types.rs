@@ -126,7 +126,8 @@ pub enum PageOutcome {
 /// What becomes of the pools at servers that are taken out of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaving {
-    /// They take no new pages, and are given back once the other servers have granted their share, or after ten minutes.
+    /// They take no new pages, and are given back once what they have was read and the other servers have granted their share,
+    /// or after ten minutes.
     Drained,
     /// They are given back at once.
     AtOnce,

@@ -103,11 +103,21 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Notes that the guest evicted a page of this content, which is not zero.
     pub(super) fn note_evicted_content(&mut self, content: Fingerprint) {
-        if self.curves.is_on
-            && let Some(block) = self.index.block_of(content)
-        {
+        self.last_evicted = if self.curves.is_on { self.index.block_of(content) } else { None };
+        if let Some(block) = self.last_evicted {
             self.curves.evicted(block);
         }
+    }
+
+    /// Returns whether the guest's evictions are seen, and the blocks of them looked up.
+    pub fn sees_evictions(&self) -> bool {
+        self.curves.is_on && self.pools.is_enabled() && self.admit.admission() != Admission::Reads
+    }
+
+    /// Returns the block of the page that [`Self::handle_evicted`] or [`Self::handle_frame`] was given last. Returns `None` if no
+    /// block was known to have its content.
+    pub fn last_evicted(&self) -> Option<BlockId> {
+        self.last_evicted
     }
 
     /// Notes that the guest evicted a page, where there is no cache.

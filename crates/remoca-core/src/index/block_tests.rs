@@ -3,6 +3,7 @@
 use super::resume_tests::{Mortal, layout, resume};
 use super::tests::{POOL, ZERO, block, content, empty};
 use super::*;
+use crate::units::PoolSet;
 
 /// Number of the block with this content.
 const BLOCKS: [(u64, u32); 4] = [(1, 21), (2, 22), (3, 23), (4, 21)];

@@ -3,6 +3,7 @@
 use super::resume_tests::{Mortal, layout, resume};
 use super::tests::{ZERO, content, empty};
 use super::*;
+use crate::units::PoolSet;
 use crate::units::{BlockNumber, DiskIndex};
 
 const OLD: DiskIndex = DiskIndex(1);

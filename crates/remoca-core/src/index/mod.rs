@@ -14,9 +14,10 @@
 //!    its content along into the slot. If the guest has received the page again when it is discarded, the block gets a node.
 //!
 //! The index does no I/O and allocates only when it is created; the table is bounded. Each part of the words belongs
-//! to one type; operations on several of them are here, and those on the blocks in `blocks.rs`. `region.rs` creates, resumes
+//! to one type; operations on several of them are here, admission in `admit.rs`, and the blocks in `blocks.rs`. `region.rs` creates, resumes
 //! and moves the region; `kept.rs` handles size and pool, `voids.rs` disks that come, go and change their size.
 
+mod admit;
 mod blocks;
 mod chunks;
 mod disk_words;
@@ -35,13 +36,14 @@ mod voids;
 
 use crate::fingerprint::Fingerprint;
 use crate::rules::Rules;
-use crate::units::{BlockId, PageCount, PoolIndex, PoolSet, SlotIndex};
+use crate::units::{BlockId, PageCount, PoolIndex, SlotIndex};
 use disk_words::DiskWords;
 use entries::Entries;
 use log::SendLog;
 use nodes::Nodes;
 use slots::Slots;
 
+pub use admit::{Offer, Tiers};
 pub use disk_words::DiskState;
 pub use entries::EntryHint;
 pub use kept::Move;
@@ -49,20 +51,6 @@ pub use layout::{DISK_BYTES_MAX, Layout, SWAP_AREAS_MAX, Words};
 pub use log::{LogEnd, Pool};
 pub use region::{Origin, Unusable};
 pub use slots::{Place, SlotCounts};
-
-/// Outcome for an evicted page that was offered to the index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Offer {
-    /// The content is known and not cached yet: store it in this slot.
-    Admitted(SlotIndex),
-    /// The content is already cached. Its slot is now the newest of the queue.
-    Duplicate,
-    /// No known block has this content.
-    Unmatched,
-    /// The content is known, but there is no slot for it: every slot near the head is pinned, or the server has just taken
-    /// slots away.
-    NoSlot,
-}
 
 /// Index in a region of words `M`, such as a mapped file or a vector.
 pub struct CacheIndex<M> {
@@ -145,50 +133,6 @@ impl<M: Words> CacheIndex<M> {
         holds
     }
 
-    /// Decides whether to cache an evicted page with this `content` in one of `pools`. If the page is admitted, it is entered
-    /// in the log of sends, and the caller must send it.
-    pub fn offer(&mut self, content: Fingerprint, place: Place, pools: PoolSet) -> Offer {
-        let Some(entry) = self.entries.find_content(&self.words, content) else {
-            return Offer::Unmatched;
-        };
-        if self.entries.has_page(&self.words, entry) {
-            self.slots.move_to_tail(&mut self.words, entry);
-            return Offer::Duplicate;
-        }
-        if self.is_doomed(entry) {
-            self.forget_entry(entry);
-            return Offer::Unmatched;
-        }
-        let Some(slot) = self.admit(entry, content, pools) else {
-            return Offer::NoSlot;
-        };
-        if place == Place::Head {
-            // The guest still holds a page that is admitted as it is read.
-            self.slots.move_to_head(&mut self.words, slot, true);
-        }
-        Offer::Admitted(SlotIndex(slot))
-    }
-
-    /// Moves the block of `entry`, which has this content and no page, to a slot whose page is to be sent. The slot is a free
-    /// one or, if there is none, that of the first victim that is not pinned. Returns `None` if no victim is found, or
-    /// while the pools release lost pages. A shrinking pool takes no more pages than it will have room for.
-    fn admit(&mut self, entry: u32, content: Fingerprint, pools: PoolSet) -> Option<u32> {
-        let pool = self.slots.choose(pools)?;
-        let mut victim = None;
-        if self.slots.needs_victim(pool) {
-            victim = Some(self.slots.find_victim(&self.words, pool)?);
-        }
-        // Before the victim's block needs a node, which might be this one.
-        let block = self.remove_block(entry);
-        victim.iter().for_each(|victim| self.discard(*victim));
-        let slot = self.slots.take(&mut self.words, pool, victim);
-        let key = self.slots.reserve(&mut self.words, slot, content, block)?;
-        self.log.note_send(&mut self.words, pool, slot);
-        self.slots.fill(&mut self.words, slot, key);
-        self.follow_slot(slot);
-        Some(slot)
-    }
-
     /// Discards page and block of `slot`. If the guest has received the page again, the block stays known; otherwise no copy
     /// of its content is left in memory.
     fn discard(&mut self, slot: u32) {
@@ -224,6 +168,12 @@ impl<M: Words> CacheIndex<M> {
                 self.slots.move_to_head(&mut self.words, slot.0, true);
             }
         }
+    }
+
+    /// Marks the page of `slot`, which the guest has received, as one that it may give up without a word, as a clean page of a
+    /// swap area. It is demoted, not discarded, when its turn comes.
+    pub fn note_silent(&mut self, slot: SlotIndex) {
+        self.slots.clear_hit(&mut self.words, slot.0);
     }
 
     /// Pins `slot` for a request. Returns `false` if the slot already has the maximum number of pins. The caller must

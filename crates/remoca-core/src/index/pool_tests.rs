@@ -3,6 +3,7 @@
 use super::resume_tests::{Mortal, resume};
 use super::tests::{ZERO, block, content, empty};
 use super::*;
+use crate::units::PoolSet;
 use proptest::prelude::*;
 use std::collections::HashMap;
 
@@ -11,8 +12,9 @@ const SLOTS: u32 = 40;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The guest reads a block that has this content, and evicts it: one of the pools may take it.
-    Cycle(u32, u32, u8),
+    /// The guest reads a block that has this content, and evicts it: one of the pools may take it. Those of the second set
+    /// among them are the local tier.
+    Cycle(u32, u32, u8, u8),
     Forget(u32),
     Pin(u32),
     Unpin,
@@ -33,7 +35,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let pool = 0..POOLS;
     proptest::collection::vec(
         prop_oneof![
-            12 => (0..60_u32, 1..60_u32, 1..8_u8).prop_map(|(bno, number, set)| Step::Cycle(bno, number, set)),
+            12 => (0..60_u32, 1..60_u32, 1..8_u8, 0..4_u8)
+                .prop_map(|(bno, number, set, local)| Step::Cycle(bno, number, set, local)),
             1 => (0..60_u32).prop_map(Step::Forget),
             2 => (0..60_u32).prop_map(Step::Pin),
             2 => Just(Step::Unpin),
@@ -56,6 +59,10 @@ struct World {
     servers: HashMap<(PoolIndex, SlotIndex), Fingerprint>,
     generation: u64,
     pinned: Vec<SlotIndex>,
+}
+
+fn pools_of(set: u8) -> PoolSet {
+    (0..POOLS).filter(|pool| set >> pool & 1 != 0).map(PoolIndex).collect()
 }
 
 fn layout() -> Layout {
@@ -89,16 +96,30 @@ impl World {
         });
     }
 
-    fn cycle(&mut self, bno: u32, number: u32, set: u8) {
+    fn cycle(&mut self, bno: u32, number: u32, set: u8, local: u8) {
         self.index.learn(block(bno.into()), content(number));
-        let pools: PoolSet = (0..POOLS).filter(|pool| set >> pool & 1 != 0).map(PoolIndex).collect();
-        if let Offer::Admitted(slot) = self.index.offer(content(number), Place::Tail, pools) {
-            let place = self.index.place_of(slot).expect("an admitted page has a place");
-            assert!(pools.contains(place.0), "one of those that may take it does");
-            assert!(place.1.0 < self.index.capacity(place.0).0, "it is a slot that the server gave");
-            assert!(!self.pinned.contains(&slot), "nobody waits for what is there");
-            self.servers.insert(place, content(number));
+        let tiers = Tiers { local: pools_of(set & local), remote: pools_of(set & !local) };
+        match self.index.offer(content(number), Place::Tail, tiers) {
+            Offer::Admitted(slot) => self.store(slot, content(number), tiers.pools().collect()),
+            Offer::Demoting { slot, to } => {
+                let from = self.index.place_of(slot).expect("an admitted page has a place");
+                assert!(tiers.local.contains(from.0), "only the local tier demotes");
+                let demoted = self.servers[&from];
+                self.store(to, demoted, tiers.remote);
+                assert_eq!(self.index.cached(demoted), Some(to));
+                assert_eq!(self.index.queue(self.index.place_of(to).unwrap().0).last(), Some((to, demoted)));
+                self.store(slot, content(number), tiers.local);
+            }
+            Offer::Duplicate | Offer::Unmatched | Offer::NoSlot => {}
         }
+    }
+
+    fn store(&mut self, slot: SlotIndex, page: Fingerprint, pools: PoolSet) {
+        let place = self.index.place_of(slot).expect("an admitted page has a place");
+        assert!(pools.contains(place.0), "one of those that may take it does");
+        assert!(place.1.0 < self.index.capacity(place.0).0, "it is a slot that the server gave");
+        assert!(!self.pinned.contains(&slot), "nobody waits for what is there");
+        self.servers.insert(place, page);
     }
 
     fn restart(&mut self, in_good_order: bool) {
@@ -117,7 +138,7 @@ impl World {
 
     fn apply(&mut self, step: &Step) {
         match *step {
-            Step::Cycle(bno, number, set) => self.cycle(bno, number, set),
+            Step::Cycle(bno, number, set, local) => self.cycle(bno, number, set, local),
             Step::Forget(bno) => self.index.forget(block(bno.into())),
             Step::Pin(number) => {
                 if let Some(slot) = self.index.cached(content(number))
@@ -199,7 +220,7 @@ proptest! {
 fn two_pools() -> CacheIndex<Vec<u32>> {
     let mut world = World::new();
     for number in 1..9 {
-        world.cycle(number, number, 1);
+        world.cycle(number, number, 1, 0);
     }
     world.index
 }
@@ -278,7 +299,7 @@ fn what_is_known_of_a_cut_disk_is_forgotten_wherever_it_would_move() {
     for examined in 0..80 {
         let mut world = World::new();
         for number in 1..20 {
-            world.cycle(number, number, 1 << (number % 3));
+            world.cycle(number, number, 1 << (number % 3), 0);
         }
         (40..46).for_each(|number| world.index.learn(block(number.into()), content(number)));
         world.index.cut_disk(disk, 0);
@@ -335,4 +356,77 @@ fn a_chunk_with_a_pinned_slot_is_not_given_to_another_pool() {
     assert_ne!(index.free_pool(), Some(one));
     index.unpin(slot);
     assert_eq!((index.free_pool(), index.place_of(slot)), (Some(one), None));
+}
+
+/// Whenever the process dies, every page that its successor believes in is where it is believed to be: neither page of a
+/// demotion was sent.
+#[test]
+fn a_demoted_page_counts_only_when_it_was_sent() {
+    let mut world = World::new();
+    // A full local tier of ten, and a remote pool with one page of its own.
+    world.cycle(30, 30, 2, 0);
+    (1..11).for_each(|number| world.cycle(number, number, 1, 1));
+    world.index.learn(block(40), content(40));
+    let sends = [0, 1].map(|pool| world.index.sends(PoolIndex(pool)));
+    for last in 0.. {
+        let words = Mortal::new(world.index.words().clone(), u32::MAX);
+        let mut index = CacheIndex::resume(words, Origin::Own, 2, 7, ZERO).map_err(|it| it.reason).unwrap();
+        index.words.stop_after(last);
+        let tiers = Tiers { local: pools_of(1), remote: pools_of(2) };
+        let offer = index.offer(content(40), Place::Tail, tiers);
+        let (lived, words) = index.words.end();
+        let mut successor = resume(words);
+        for (pool, received) in [0, 1].map(PoolIndex).into_iter().zip(sends) {
+            successor.give_up_sends(pool, received);
+        }
+        for (slot, content) in successor.pages() {
+            let place = successor.place_of(slot).expect("a page has a place");
+            assert_eq!(world.servers.get(&place), Some(&content), "killed before store {last}: {place:?}");
+        }
+        assert!(successor.slot_counts().used >= 10, "killed before store {last}: only what moved is lost");
+        if lived {
+            assert!(matches!(offer, Offer::Demoting { .. }), "{offer:?}");
+            return;
+        }
+    }
+}
+
+/// All tiers together are one exclusive LRU queue: a page stays until as many others were evicted after it as all tiers have
+/// slots, and were not read again. The local tier has the newest of them.
+#[test]
+fn the_tiers_are_one_queue() {
+    let layout = Layout::new(PageCount(64), PageCount(400), 2);
+    for seed in 0..20_u64 {
+        let mut index = empty(vec![0; layout.words()], layout);
+        let [local, remote] = [(0, 7_u32), (1, 17)].map(|(pool, slots)| {
+            index.begin_pool(PoolIndex(pool), Pool { server: pool.into(), generation: 1 }, 0);
+            index.aim(PoolIndex(pool), PageCount(slots));
+            index.resize(PoolIndex(pool), u32::MAX, |_| {});
+            PoolIndex(pool)
+        });
+        let tiers = Tiers { local: [local].into_iter().collect(), remote: [remote].into_iter().collect() };
+        let (mut state, mut queue, mut sent) = (seed, Vec::<u32>::new(), 0);
+        for turn in 0..3000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let number = u32::try_from(state >> 33).unwrap() % 40 + 1;
+            let position = queue.iter().position(|it| *it == number);
+            let pool = index.cached(content(number)).and_then(|slot| index.place_of(slot)).map(|(pool, _)| pool);
+            let expected = position.map(|at| if queue.len() - at <= 7 { local } else { remote });
+            assert_eq!(pool, expected, "seed {seed}, turn {turn}: {number} of {queue:?}");
+            queue.retain(|it| *it != number);
+            // The guest reads the block, from wherever it is, and evicts it.
+            index.learn(block(number.into()), content(number));
+            match index.offer(content(number), Place::Tail, tiers) {
+                Offer::Demoting { .. } => sent += 1,
+                Offer::Admitted(slot) => assert_eq!(index.place_of(slot).map(|(pool, _)| pool), Some(local)),
+                Offer::Duplicate => {}
+                other => panic!("{number} is known: {other:?}"),
+            }
+            queue.push(number);
+            if queue.len() > 24 {
+                queue.remove(0);
+            }
+        }
+        assert!(sent > 1000, "{sent} pages travelled");
+    }
 }

@@ -3,6 +3,7 @@
 use super::layout::{HEADER_WORDS, header, of_pool, pool_word};
 use super::tests::{Model, POOL, Step, Told, ZERO, block, content, empty, steps, with_disks};
 use super::*;
+use crate::units::PoolSet;
 use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};

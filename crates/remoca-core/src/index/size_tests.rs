@@ -2,6 +2,7 @@
 
 use super::tests::{Model, POOL, Step, ZERO, block, content, empty, index, steps};
 use super::*;
+use crate::units::PoolSet;
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};

@@ -1,6 +1,7 @@
 //! The index against a naive model, and the bounds of its tables.
 
 use super::*;
+use crate::units::PoolSet;
 use crate::units::{BlockNumber, DiskIndex};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -369,6 +370,7 @@ impl Model {
                     }
                     Offer::Duplicate => prop_assert!(index.cached(content(c)).is_some()),
                     Offer::Unmatched | Offer::NoSlot => prop_assert!(index.cached(content(c)).is_none()),
+                    Offer::Demoting { .. } => prop_assert!(false, "there is one tier"),
                 }
             }
             Step::Hit(bno, promote) => {

@@ -2,12 +2,12 @@
 
 use maud::{Markup, html};
 
-use super::numbers::{GIB, ms, thousands, tick_ms};
 use crate::{
     analysis::{Bin, ReadFigures, ratio},
-    chart::{Panel, Picture, Scale, decades, ticks},
     report::Report,
 };
+use remoca_page::chart::{Panel, Picture, Scale, decades, ticks};
+use remoca_page::numbers::{GIB, ms, thousands, tick_ms};
 
 const WIDTH: f64 = 990.0;
 const LEFT: f64 = 58.0;

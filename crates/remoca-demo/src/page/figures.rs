@@ -2,11 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::numbers::{bytes, ms, thousands};
 use crate::{
     conditions::Conditions,
     report::{PhaseFigures, Report},
 };
+use remoca_page::numbers::{bytes, ms, thousands};
 
 /// One figure of a phase.
 type Pick<T> = fn(&PhaseFigures) -> T;

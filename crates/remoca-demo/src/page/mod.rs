@@ -2,22 +2,20 @@
 
 mod charts;
 mod figures;
-mod numbers;
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use charts::{latency_chart, time_chart};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use numbers::{bytes, ms, percent, thousands};
+use remoca_page::STYLE;
+use remoca_page::numbers::{bytes, ms, percent, thousands};
 
 use crate::{
     analysis::ratio,
     conditions::Conditions,
     report::{Evictions, Expectation, PhaseFigures, REPORT_NAMES, Report, Sources},
 };
-
-const STYLE: &str = include_str!("style.css");
 
 /// Writes `report.json` and `report.html` into the folder.
 pub fn write(report: &Report, out: &Path) -> Result<()> {

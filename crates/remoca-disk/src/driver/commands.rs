@@ -3,15 +3,22 @@
 use super::Driver;
 use super::curve_status::curve_status;
 use super::index_size::HANDED_OVER;
-use super::snapshot::cache_pages;
+use super::snapshot::{cache_pages, local_pages};
+use super::tiers::TierSizes;
 use super::vm::Vm;
+use crate::endpoints::Endpoints;
+use crate::link::ServerLink;
+use crate::trace::TraceWriter;
+use remoca_core::engine::Leaving;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::control::{ControlRequest, ControlServer};
 use remoca_io::narrow;
 use remoca_protocol::control::{Command, Reply};
 
-const NO_SERVER: &str = "this process has no memory server; start it with --server";
+const NO_SERVER: &str = "this process has no memory server; start it with --server, or with --local";
+const ONLY_LOCAL: &str =
+    "this process has no memory server but that of its local tier: give it others with --server first";
 
 impl Driver {
     pub(super) fn answer_control(&mut self) {
@@ -36,12 +43,16 @@ impl Driver {
                 sizes.measure_for(request, guests.disks_mut(), host.instant());
                 continue;
             }
-            if let Command::Curve { disk } = &request.command {
-                let reply = match curve_status(&self.vm, disk.as_deref()) {
+            if let Command::Curve { disk, grid } = &request.command {
+                let reply = match curve_status(&self.vm, disk.as_deref(), *grid) {
                     Ok(curve) => Reply::Curve(Box::new(curve)),
                     Err(error) => Reply::Error { error },
                 };
                 request.answer(reply);
+                continue;
+            }
+            if request.command == Command::TraceStart {
+                self.begin_trace(request);
                 continue;
             }
             self.vm.size.try_again();
@@ -66,6 +77,11 @@ impl Driver {
     fn obey(&mut self, request: &ControlRequest) -> Reply {
         let done = match &request.command {
             Command::Status | Command::Curve { .. } => Ok(()),
+            Command::TraceStart => Err("it is answered with the trace".into()),
+            Command::TraceStop => match self.vm.in_flight.measured().end_client() {
+                true => Ok(()),
+                false => Err("nobody records a trace".into()),
+            },
             Command::MigrateAbort => self.migration.abort(&mut self.vm),
             Command::MigrateTakeBack => self.migration.take_back(&mut self.vm),
             Command::Migrate { .. } => Err("it is answered when the other process has answered".into()),
@@ -74,8 +90,15 @@ impl Driver {
             Command::Set { .. } if !self.migration.serves() => {
                 Err("its disks are with another process, and so is its cache".into())
             }
-            Command::Set { servers: None, cache_bytes, enabled } => self.set_cache(*cache_bytes, *enabled),
-            Command::Set { servers: Some(servers), cache_bytes: None, enabled: None } => self.set_servers(servers),
+            Command::Set { servers: None, at_once: true, .. } => {
+                Err("only servers are left at once: name those that stay".into())
+            }
+            Command::Set { servers: None, cache_bytes, local_bytes, enabled, .. } => {
+                self.set_cache(*cache_bytes, *local_bytes, *enabled)
+            }
+            Command::Set { servers: Some(servers), cache_bytes: None, local_bytes: None, enabled: None, at_once } => {
+                self.set_servers(servers, if *at_once { Leaving::AtOnce } else { Leaving::Drained })
+            }
             Command::Rescan => Err("it is answered when all images have told their sizes".into()),
             Command::Upgrade { .. } | Command::RemoveDisk { .. } => {
                 Err("an upgrade is answered when it is done".into())
@@ -83,6 +106,22 @@ impl Driver {
             Command::Set { .. } => Err("the servers and the cache cannot be changed in one command".into()),
         };
         self.reply(done)
+    }
+
+    /// Begins to send the trace to a client.
+    fn begin_trace(&mut self, request: ControlRequest) {
+        if self.vm.in_flight.measured().has_client() {
+            let error = "somebody else records a trace of this VM: end that one first, with `remoca trace stop`";
+            return request.answer(Reply::Error { error: error.into() });
+        }
+        let line = match Reply::Status(Box::new(self.snapshot())).line() {
+            Ok(line) => line,
+            Err(error) => return request.answer(Reply::Error { error: error.to_string() }),
+        };
+        match TraceWriter::send(request.into_connection(), line) {
+            Ok(trace) => self.vm.in_flight.measured().begin_client(trace),
+            Err(error) => tracing::warn!("no trace for a client: {error}"),
+        }
     }
 
     fn reply(&mut self, outcome: Result<(), String>) -> Reply {
@@ -111,52 +150,70 @@ impl Driver {
         Ok(())
     }
 
-    /// Replaces the list of memory servers. If the pool is on a server that is no longer listed, it leaves that server
-    /// at once and gives its memory back.
-    fn set_servers(&mut self, servers: &[String]) -> Result<(), String> {
+    /// Replaces the list of memory servers. Pools on servers that are no longer listed are drained, or given back at once.
+    fn set_servers(&mut self, servers: &[String], leaving: Leaving) -> Result<(), String> {
         let Some(link) = self.vm.servers.link_mut() else { return Err(NO_SERVER.into()) };
-        let endpoints = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
+        let listed = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
+        let endpoints = Endpoints { listed, ..link.endpoints() };
         link.replace(&endpoints).map_err(|error| error.to_string())?;
         self.vm.keep_settings();
-        self.vm.tell_servers();
+        self.vm.tell_servers(leaving);
         Ok(())
     }
 
-    /// Sets the size of the cache, and switches it on or off. A size without `enabled` does not switch the cache on; it
-    /// is the size that the next "on" restores.
-    fn set_cache(&mut self, bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
+    /// Sets the sizes of the cache and of its local tier, and switches both on or off. A size without `enabled` does not switch
+    /// the cache on; it is the size that the next "on" restores.
+    fn set_cache(&mut self, bytes: Option<u64>, local_bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
+        let sizes = self.sizes_after(bytes, local_bytes)?;
+        self.check_servers(sizes)?;
         let vm = &mut self.vm;
-        if vm.servers.link().is_none() {
-            return Err(NO_SERVER.into());
-        }
-        let size = match bytes {
-            None => vm.size.cache(),
-            Some(bytes) => cache_pages(bytes)?,
-        };
         let on = enabled.unwrap_or(vm.engine.status().enabled);
-        if on && size > vm.engine.index().layout().slot_limit() {
+        if on && sizes.sum() > vm.engine.index().layout().slot_limit() {
             return Err(match self.migration.is_idle() {
                 true => format!("there is no memory for an index of that size{}", vm.size.refusal()),
                 false => HANDED_OVER.into(),
             });
         }
-        vm.size.set_cache(size);
+        vm.servers.add_local_server(sizes.local)?;
+        vm.size.set_tiers(sizes);
         vm.servers.forget_refusal();
-        let now = vm.host.now();
-        vm.engine.resize(now, if on { size } else { PageCount(0) });
+        vm.resize(if on { sizes } else { TierSizes::default() });
         vm.keep_settings();
         vm.fit_index(self.migration.is_idle());
         narrow::passes("resize-begun");
         vm.execute();
+        vm.tell_servers(Leaving::Drained);
         narrow::passes("resize-done");
         Ok(())
     }
 
+    /// Returns the sizes of the cache and its local tier after a command that gives these.
+    fn sizes_after(&self, bytes: Option<u64>, local_bytes: Option<u64>) -> Result<TierSizes, String> {
+        let now = self.vm.size.tiers();
+        Ok(TierSizes {
+            cache: bytes.map_or(Ok(now.cache), cache_pages)?,
+            local: local_bytes.map_or(Ok(now.local), local_pages)?,
+        })
+    }
+
+    /// Checks that there are servers for these sizes.
+    fn check_servers(&self, sizes: TierSizes) -> Result<(), String> {
+        let endpoints = self.vm.servers.link().map(ServerLink::endpoints).unwrap_or_default();
+        match (endpoints.listed.is_empty(), sizes) {
+            (true, _) if endpoints.local.is_none() => Err(NO_SERVER.into()),
+            (true, TierSizes { cache: PageCount(1..), .. }) => Err(ONLY_LOCAL.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether `command` has to wait for a larger index. Requests that index if it is needed.
     fn waits_for_index(&mut self, command: &Command) -> bool {
-        let Command::Set { servers: None, cache_bytes, enabled } = command else { return false };
+        let Command::Set { servers: None, cache_bytes, local_bytes, enabled, at_once: false } = command else {
+            return false;
+        };
+        let Ok(sizes) = self.sizes_after(*cache_bytes, *local_bytes) else { return false };
         let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
-        let Ok(size) = cache_bytes.map_or(Ok(vm.size.cache()), cache_pages) else { return false };
+        let size = sizes.sum();
         let on = enabled.unwrap_or(vm.engine.status().enabled);
         if !on || vm.servers.link().is_none() || size <= vm.engine.index().layout().slot_limit() {
             return false;

@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::vm::Vm;
 use remoca_core::engine::{Admission, CurveReport};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
-use remoca_protocol::control::{CurvePoint, CurveStatus, ForecastStatus};
+use remoca_protocol::control::{CURVE_POINTS_MAX, CurveGrid, CurvePoint, CurveStatus, ForecastStatus};
 
 /// Sizes of a curve for each doubling, and number of doublings from 1 MiB on.
 const STEPS: u32 = 4;
@@ -12,13 +12,16 @@ const DOUBLINGS: u32 = 16;
 /// Size of the smallest cache on a curve.
 const LEAST: PageCount = PageCount(256);
 
-/// Returns the curve of the disk `name`, or that of the VM.
+/// Returns the curve of the disk `name`, or that of the VM, at the sizes of `grid` or at [`STEPS`] for each doubling.
 ///
 /// # Errors
-/// If there is no such disk, it has no curve, or nothing was read yet.
-pub(super) fn curve_status(vm: &Vm, name: Option<&str>) -> Result<CurveStatus, String> {
+/// If there is no such disk, it has no curve, nothing was read yet, or the grid is not valid.
+pub(super) fn curve_status(vm: &Vm, name: Option<&str>, grid: Option<CurveGrid>) -> Result<CurveStatus, String> {
     let disk = name.map(|name| number_of(vm.guests.disks(), name)).transpose()?;
-    let sizes: Vec<_> = (0..=STEPS * DOUBLINGS).map(size).collect();
+    let sizes = match grid {
+        None => (0..=STEPS * DOUBLINGS).map(size).collect(),
+        Some(grid) => sizes_of(grid)?,
+    };
     let (engine, host) = (&vm.engine, &vm.host);
     let report = engine.curve(host.now(), disk, &sizes).ok_or_else(|| match name {
         None => "its guest has read nothing yet, so there is no curve".to_owned(),
@@ -41,7 +44,7 @@ pub(super) fn curve_status(vm: &Vm, name: Option<&str>) -> Result<CurveStatus, S
         cache_bytes: u64::from(status.granted.0) * PAGE_SIZE_U64,
         blocks_read: report.reads,
         followed_share: report.rate / f64::from(report.one_of),
-        points: points(&sizes, &report),
+        points: points(&sizes, &report, grid.is_none()),
         forecast: (report.forecasts.windows > 0).then_some(ForecastStatus {
             windows: report.forecasts.windows,
             curve_error: report.forecasts.curve_error,
@@ -60,6 +63,23 @@ fn number_of(disks: &[Disk], name: &str) -> Result<DiskIndex, String> {
     })
 }
 
+/// Returns the sizes of a grid.
+///
+/// # Errors
+/// If it has too many sizes, or they are no numbers of pages.
+fn sizes_of(grid: CurveGrid) -> Result<Vec<PageCount>, String> {
+    let CurveGrid { step_bytes, count } = grid;
+    if count > CURVE_POINTS_MAX || step_bytes == 0 || !step_bytes.is_multiple_of(PAGE_SIZE_U64) {
+        return Err(format!(
+            "a curve at {count} sizes with {step_bytes} bytes between them: at most {CURVE_POINTS_MAX} sizes are possible, \
+             a multiple of {PAGE_SIZE_U64} bytes apart"
+        ));
+    }
+    let pages = |at: u32| u64::from(at).saturating_mul(step_bytes / PAGE_SIZE_U64);
+    let size = |at: u32| PageCount(u32::try_from(pages(at)).unwrap_or(u32::MAX));
+    Ok((0..count).map(size).collect())
+}
+
 /// Returns the size number `at` of a curve.
 fn size(at: u32) -> PageCount {
     let pages = f64::from(LEAST.0) * (f64::from(at) / f64::from(STEPS)).exp2();
@@ -67,9 +87,9 @@ fn size(at: u32) -> PageCount {
     PageCount(pages.round() as u32)
 }
 
-fn points(sizes: &[PageCount], report: &CurveReport) -> Vec<CurvePoint> {
+fn points(sizes: &[PageCount], report: &CurveReport, has_doublings: bool) -> Vec<CurvePoint> {
     let last = |at: usize| {
-        let is_doubling = at.is_multiple_of(STEPS as usize);
+        let is_doubling = has_doublings && at.is_multiple_of(STEPS as usize);
         is_doubling.then(|| report.last_window.get(at / STEPS as usize).copied()).flatten()
     };
     let points = sizes.iter().zip(&report.miss_ratios).enumerate();

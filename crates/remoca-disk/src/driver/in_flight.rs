@@ -233,8 +233,9 @@ impl InFlight {
     }
 
     /// Passes the frames that were copied out before data overwrote them to `judge`.
-    pub(super) fn judge_frames(&mut self, judge: impl FnMut(&[u8])) {
-        self.captured.judge(judge);
+    pub(super) fn judge_frames(&mut self, mut judge: impl FnMut(&[u8], &mut Measured)) {
+        let Self { captured, measured, .. } = self;
+        captured.judge(|page| judge(page, measured));
     }
 
     /// Completes a request of the engine. Returns the guest's request and its disk if the disk may have lost some of
@@ -264,7 +265,7 @@ impl InFlight {
         }
         host.update();
         let traffic = &mut guests.disk_mut(usize::from(pending.disk)).traffic;
-        self.measured.record(host.now(), &pending, from_disk, traffic);
+        self.measured.record(host.now(), &pending, from_disk, traffic, engine.sees_evictions());
         match pending.origin {
             Origin::Whole(request) => guests.frontend_mut(pending.disk).complete(request, outcome),
             Origin::HandOver => self.hand_over_flushes -= 1,

@@ -9,6 +9,7 @@
 use super::guests::Guests;
 use super::host::Host;
 use super::poller::Source;
+use super::tiers::TierSizes;
 use super::warmth::Warmth;
 use crate::state::StateFile;
 use remoca_core::engine::{DiskEngine, EngineConfig, IndexMaker, layout};
@@ -43,8 +44,8 @@ pub fn on_a_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>
 
 /// What the driver knows of the sizes of cache and index.
 pub(super) struct IndexSize {
-    /// Size of the cache that "on" restores.
-    cache: PageCount,
+    /// Sizes that "on" restores.
+    tiers: TierSizes,
     /// Minimum of the guest memory that is indexed: a guest with less is indexed as if it had this much.
     guest_memory_min: PageCount,
     /// Maximum of the guest memory that is indexed: a guest with more is indexed as if it had this much.
@@ -112,15 +113,15 @@ impl IndexSize {
         &self.aside
     }
 
-    /// Returns the sizes of a process whose cache is `cache` when it is on.
+    /// Returns the sizes of a process whose cache has these `tiers` when it is on.
     pub(super) fn new(
-        cache: PageCount,
+        tiers: TierSizes,
         guest_memory_min: PageCount,
         guest_memory_max: PageCount,
         aside: Aside,
     ) -> io::Result<Self> {
         Ok(Self {
-            cache,
+            tiers,
             guest_memory_min,
             guest_memory_max,
             aside,
@@ -144,22 +145,23 @@ impl IndexSize {
         self.wake_up.fd()
     }
 
-    /// Returns the size of the cache that "on" restores.
-    pub(super) fn cache(&self) -> PageCount {
-        self.cache
+    /// Returns the sizes that "on" restores.
+    pub(super) fn tiers(&self) -> TierSizes {
+        self.tiers
     }
 
-    /// Sets the size of the cache that "on" restores.
-    pub(super) fn set_cache(&mut self, cache: PageCount) {
-        self.cache = cache;
+    /// Sets the sizes that "on" restores.
+    pub(super) fn set_tiers(&mut self, tiers: TierSizes) {
+        self.tiers = tiers;
     }
 
     /// Returns the maximum number of words for an index of this process, whatever a peer says: with its cache, and with
     /// the largest guest that its operator allows.
     pub(super) fn words_max(&self, config: &EngineConfig) -> u64 {
         let guest_memory = self.guest_memory_max.max(config.guest_memory);
-        let cache = PageCount(self.cache.max(config.cache).0.next_power_of_two());
-        layout(&EngineConfig { cache, guest_memory, ..*config }).words() as u64
+        let of_config = TierSizes { cache: config.cache, local: config.local };
+        let cache = PageCount(self.tiers.sum().max(of_config.sum()).0.next_power_of_two());
+        layout(&EngineConfig { cache, local: PageCount(0), guest_memory, ..*config }).words() as u64
     }
 
     /// Discards what was made for the previous engine, and refuses the commands that wait for it.
@@ -225,7 +227,9 @@ impl IndexSize {
     /// Returns the layout that the index should change to, and whether it must become larger. Returns `None` if the
     /// layout is right as it is, or if there was no memory for that one.
     fn wanted_layout(&self, engine: &Engine, guests: &Guests) -> Option<(Layout, bool)> {
-        let (cache, memory) = (engine.status().wanted.max(self.awaited), self.guest_memory(guests));
+        let status = engine.status();
+        let wanted = TierSizes { cache: status.wanted, local: status.local_wanted }.sum();
+        let (cache, memory) = (wanted.max(self.awaited), self.guest_memory(guests));
         let is_tried = |layout: &Layout| self.refused.as_ref().is_some_and(|(refused, _)| refused == layout);
         if cache.0 > 0
             && let Some(layout) = engine.needs_layout(cache, memory)

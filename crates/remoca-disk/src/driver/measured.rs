@@ -1,34 +1,46 @@
-//! The measurements of requests: their latencies, and the trace.
+//! The measurements of requests: their latencies, and the traces.
 
 use super::host::Host;
 use super::poller::Source;
 use super::requests::Pending;
 use crate::latency::Histogram;
 use crate::trace::TraceWriter;
-use remoca_core::engine::GuestOp;
-use remoca_core::units::Nanos;
+use remoca_core::engine::{DiskEngine, GuestOp};
+use remoca_core::units::{ByteRange, Nanos};
+use remoca_io::words::IndexMemory;
 use remoca_protocol::control::{DiskTraffic, Latencies};
 use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use std::io;
 
-/// Latencies by kind, and the writer of the trace, if there is to be one.
+/// Latencies by kind, and the writers of traces.
 pub(super) struct Measured {
     read: Histogram,
     read_from_cache: Histogram,
     read_from_disk: Histogram,
     write: Histogram,
+    /// Trace in a file, if there is to be one.
     trace: Option<TraceWriter>,
+    /// Trace for a client of the control socket, if there is one.
+    client: Option<TraceWriter>,
 }
 
 impl Measured {
     /// Returns empty histograms, together with the writer of the trace.
     pub(super) fn new(trace: Option<TraceWriter>) -> Self {
         let (read, read_from_cache, read_from_disk, write) = Default::default();
-        Self { read, read_from_cache, read_from_disk, write, trace }
+        Self { read, read_from_cache, read_from_disk, write, trace, client: None }
     }
 
-    /// Adds a request that completes at `now` to the latencies, to the traffic of its disk, and to the trace.
-    pub(super) fn record(&mut self, now: Nanos, pending: &Pending, from_disk: bool, traffic: &mut DiskTraffic) {
+    /// Adds a request that completes at `now` to the latencies, to the traffic of its disk, and to the traces.
+    /// `sees_evictions`: whether the guest's evictions are recorded.
+    pub(super) fn record(
+        &mut self,
+        now: Nanos,
+        pending: &Pending,
+        from_disk: bool,
+        traffic: &mut DiskTraffic,
+        sees_evictions: bool,
+    ) {
         let latency_ns = now.since_ns(pending.issued);
         let (op, range) = match pending.op {
             GuestOp::Read(range) => {
@@ -50,19 +62,61 @@ impl Measured {
             GuestOp::Discard(range) => (TracedOp::Discard, Some(range)),
             GuestOp::WriteZeroes { range, .. } => (TracedOp::WriteZeroes, Some(range)),
         };
-        if let Some(trace) = &mut self.trace {
+        if self.is_tracing() {
             let from_cache = op == TracedOp::Read && !from_disk;
-            trace.record(&TraceRecord {
+            let ByteRange { offset, length } = range.unwrap_or(ByteRange { offset: 0, length: 0 });
+            let record = TraceRecord {
                 issued_ns: pending.issued.0,
                 latency_ns,
-                offset: range.map_or(0, |range| range.offset),
-                length: range.map_or(0, |range| range.length),
                 disk: pending.disk,
-                op,
                 source: if from_cache { TracedSource::Cache } else { TracedSource::Disk },
-                lost: 0,
-            });
+                ..TraceRecord::of_bytes(op, offset, length)
+            };
+            self.traces().for_each(|trace| trace.record(&record, sees_evictions));
         }
+    }
+
+    /// Adds the eviction that the engine was told last to the traces, if it was that of a known block.
+    pub(super) fn record_eviction(&mut self, now: Nanos, engine: &DiskEngine<IndexMemory>) {
+        if !self.is_tracing() || !engine.sees_evictions() {
+            return;
+        }
+        let Some(block) = engine.last_evicted() else { return };
+        let record = TraceRecord {
+            issued_ns: now.0,
+            disk: block.disk.0,
+            block: block.bno.0,
+            blocks: 1,
+            ..TraceRecord::of_bytes(TracedOp::Evicted, 0, 0)
+        };
+        self.traces().for_each(|trace| trace.record(&record, true));
+    }
+
+    /// Returns whether requests and evictions are to be recorded.
+    pub(super) fn is_tracing(&self) -> bool {
+        self.trace.is_some() || self.client.is_some()
+    }
+
+    fn traces(&mut self) -> impl Iterator<Item = &mut TraceWriter> {
+        self.trace.iter_mut().chain(self.client.iter_mut())
+    }
+
+    /// Returns whether a client of the control socket receives a trace.
+    pub(super) fn has_client(&mut self) -> bool {
+        self.client = self.client.take().filter(|trace| !trace.has_ended());
+        self.client.is_some()
+    }
+
+    /// Begins a trace for a client of the control socket.
+    pub(super) fn begin_client(&mut self, trace: TraceWriter) {
+        self.client = Some(trace);
+    }
+
+    /// Completes the trace for a client. Returns whether there was one.
+    pub(super) fn end_client(&mut self) -> bool {
+        let Some(mut trace) = self.client.take() else { return false };
+        trace.flush();
+        !trace.has_ended()
     }
 
     /// Returns the latencies so far.
@@ -75,7 +129,7 @@ impl Measured {
         }
     }
 
-    /// Returns the writer of the trace, or `None` if there is no trace.
+    /// Returns the writer of the trace in a file, or `None` if there is no such trace.
     pub(super) fn trace(&mut self) -> Option<&mut TraceWriter> {
         self.trace.as_mut()
     }
@@ -90,10 +144,8 @@ impl Measured {
         self.trace.iter().for_each(TraceWriter::clear_wake);
     }
 
-    /// Completes the trace.
+    /// Completes the traces.
     pub(super) fn end(&mut self) {
-        if let Some(trace) = &mut self.trace {
-            trace.end();
-        }
+        self.traces().for_each(TraceWriter::end);
     }
 }

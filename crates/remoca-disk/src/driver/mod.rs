@@ -35,6 +35,7 @@ mod starved;
 mod taking;
 #[cfg(test)]
 mod tests;
+mod tiers;
 mod traffic;
 mod upgrade;
 mod vm;
@@ -53,16 +54,17 @@ pub use migration::Migration;
 use operator::Operator;
 pub use parts::Parts;
 pub use poller::Source;
-use remoca_core::units::PageCount;
+use remoca_core::engine::Leaving;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
 use remoca_protocol::control::Status;
 use remoca_store::Complaints;
 use servers::Servers;
 use sizes::Sizes;
-pub use snapshot::cache_pages;
+pub use snapshot::{cache_pages, local_pages};
 use std::io;
 use std::time::Duration;
+pub use tiers::TierSizes;
 pub use upgrade::Start;
 use upgrade::Upgrades;
 use vm::Vm;
@@ -111,9 +113,9 @@ impl Driver {
             engine: parts.engine,
             guests: Guests::new(parts.disks, parts.port, parts.nbd),
             in_flight: InFlight::new(disks, parts.buffers, parts.trace),
-            servers: Servers::new(parts.link),
+            servers: Servers::new(parts.link, parts.local_server),
             warmth: Warmth::new(parts.state, parts.cold_reason, parts.options, disks),
-            size: IndexSize::new(parts.cache, guest_memory_min, parts.guest_memory_max, parts.aside)?,
+            size: IndexSize::new(parts.sizes, guest_memory_min, parts.guest_memory_max, parts.aside)?,
             complaints: Complaints::default(),
             curves: KeptCurves::none(now),
         };
@@ -134,9 +136,9 @@ impl Driver {
         if !migration.serves() {
             migration.keep_former(former);
         } else {
-            let wanted = if cache_enabled { vm.size.cache() } else { PageCount(0) };
-            vm.fit_index_now(wanted);
-            vm.engine.resize(vm.host.now(), wanted);
+            let wanted = if cache_enabled { vm.size.tiers() } else { TierSizes::default() };
+            vm.fit_index_now(wanted.sum());
+            vm.resize(wanted);
             vm.keep_settings();
         }
         self.register()?;
@@ -144,7 +146,8 @@ impl Driver {
             // Since the disks were opened.
             self.vm.fit_index(self.migration.is_idle());
         }
-        self.vm.tell_servers();
+        // What a former process has drained, or has elsewhere than the options say now.
+        self.vm.tell_servers(Leaving::Drained);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use super::disk::{Disk, Port};
 use super::index_size::Aside;
 use super::migration::Migration;
+use super::tiers::TierSizes;
 use super::upgrade::Start;
 use crate::clock::Clock;
 use crate::handover::Ask;
@@ -12,6 +13,7 @@ use crate::trace::TraceWriter;
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::PageCount;
 use remoca_frontend::nbd::NbdServer;
+use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
 use remoca_io::control::ControlServer;
 use remoca_io::service::ServiceManager;
@@ -29,8 +31,8 @@ pub struct Parts {
     pub cold_reason: Option<String>,
     /// What a previous process left, whether its index is used or not.
     pub former: Former,
-    /// Size of the cache that "on" restores.
-    pub cache: PageCount,
+    /// Sizes that "on" restores.
+    pub sizes: TierSizes,
     pub cache_enabled: bool,
     /// Hash of the options that `remoca set` can overrule. Its settings are valid as long as this hash is the same.
     pub options: u64,
@@ -39,6 +41,8 @@ pub struct Parts {
     /// Server that accepts the clients of disks and of a port that are NBD exports.
     pub nbd: Option<NbdServer>,
     pub link: Option<ServerLink>,
+    /// Server of this host, which has the local tier as soon as one is wanted.
+    pub local_server: Endpoint,
     pub migration: Migration,
     pub control: Option<ControlServer>,
     pub buffers: BufferPool,

@@ -3,9 +3,12 @@
 use super::host::Host;
 use super::in_flight::InFlight;
 use super::poller::Source;
+use super::tiers::TierSizes;
+use crate::endpoints::Endpoints;
 use crate::link::{News, Received, ServerLink, Session, Size};
 use remoca_core::engine::{Admitted, DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, ServerNumber};
 use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
+use remoca_io::address::Endpoint;
 use remoca_io::narrow;
 use remoca_io::show::show_size;
 use remoca_io::words::IndexMemory;
@@ -16,6 +19,8 @@ use std::time::Instant;
 /// The link to memory servers, if there is one.
 pub(super) struct Servers {
     link: Option<ServerLink>,
+    /// Server of this host, which has the local tier as soon as one is wanted.
+    local_server: Endpoint,
     /// One for each session, in no order.
     hearings: Vec<Hearing>,
     /// Answers about sizes that were given without their servers.
@@ -36,9 +41,9 @@ pub(super) struct Hearing {
 }
 
 impl Servers {
-    /// Returns the connections of `link`.
-    pub(super) fn new(link: Option<ServerLink>) -> Self {
-        Self { link, hearings: Vec::new(), sizes: Vec::new(), shortage_told: false }
+    /// Returns the connections of `link`. A local tier is at `local_server`.
+    pub(super) fn new(link: Option<ServerLink>, local_server: Endpoint) -> Self {
+        Self { link, local_server, hearings: Vec::new(), sizes: Vec::new(), shortage_told: false }
     }
 
     /// Returns the link, or `None` if the process has no memory servers.
@@ -73,10 +78,19 @@ impl Servers {
         Some(link)
     }
 
-    /// Returns the numbers of all servers, or `None` if there is no link.
-    pub(super) fn numbers(&self) -> Option<Vec<ServerNumber>> {
+    /// Returns the numbers of the listed servers, and of that of the local tier. Returns `None` if there is no link.
+    pub(super) fn numbers(&self) -> Option<(Vec<ServerNumber>, Option<ServerNumber>)> {
         let link = self.link.as_ref()?;
-        Some(link.servers().iter().map(|server| server.number).collect())
+        let (local, listed): (Vec<_>, Vec<_>) = link.servers().iter().partition(|server| link.is_local(server));
+        Some((listed.iter().map(|server| server.number).collect(), local.first().map(|server| server.number)))
+    }
+
+    /// Adds the server of the local tier, if one of this size is wanted and the server is not there yet.
+    pub(super) fn add_local_server(&mut self, size: PageCount) -> Result<(), String> {
+        let Some(link) = self.link.as_mut().filter(|_| size.0 > 0) else { return Ok(()) };
+        let Endpoints { listed, local } = link.endpoints();
+        let local = Some(local.unwrap_or_else(|| self.local_server.clone()));
+        link.replace(&Endpoints { listed, local }).map_err(|error| error.to_string())
     }
 
     #[inline]
@@ -209,15 +223,20 @@ impl Servers {
     pub(super) fn tell_shortage(&mut self, engine: &DiskEngine<IndexMemory>) {
         let status = engine.status();
         let servers = self.link.as_ref().map_or(0, |link| link.servers().len());
+        // What is drained is granted until others have it.
         let are_asked = status.pools.len() == servers && status.pools.iter().all(|pool| pool.granted == pool.wanted);
-        if status.granted >= status.wanted {
+        let (granted, wanted) = (
+            TierSizes { cache: status.granted, local: status.local_granted },
+            TierSizes { cache: status.wanted, local: status.local_wanted },
+        );
+        if granted.cache >= wanted.cache && granted.local >= wanted.local {
             self.shortage_told = false;
         } else if are_asked && !std::mem::replace(&mut self.shortage_told, true) {
             let size = |pages: PageCount| show_size(u64::from(pages.0) * PAGE_SIZE_U64);
             tracing::warn!(
                 "the memory servers have no room for the cache's size: they gave {} of {}. Taking what there is.",
-                size(status.granted),
-                size(status.wanted)
+                size(granted.sum()),
+                size(wanted.sum())
             );
         }
     }
@@ -346,6 +365,7 @@ impl Hearing {
                 self.is_sized = true;
                 engine.handle_sized(now, server, npages);
             }
+            Frame::TakeBack { npages } => engine.handle_taken_back(now, server, npages),
             Frame::Error(error) => match error.code {
                 ErrorCode::NotFound => engine.handle_missing(now, server, FetchId(error.request.0)),
                 ErrorCode::NoMemory | ErrorCode::Quota => {

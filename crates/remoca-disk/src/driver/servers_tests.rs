@@ -51,8 +51,9 @@ impl Network for TwoServers {
 
 fn start(network: &TwoServers) -> (Servers, Host) {
     let endpoints = ["local:/l", "unix:/u"].map(|text| text.parse().unwrap());
-    let link = ServerLink::start(Arc::new(network.clone()), &endpoints, None).unwrap();
-    let (mut servers, host) = (Servers::new(Some(link)), Host::new(Box::new(SystemClock)).unwrap());
+    let link = ServerLink::start(Arc::new(network.clone()), &endpoints.to_vec().into(), None).unwrap();
+    let (mut servers, host) =
+        (Servers::new(Some(link), "local:/l".parse().unwrap()), Host::new(Box::new(SystemClock)).unwrap());
     for server in [LOCAL, REMOTE] {
         servers.ask(server);
         assert!(matches!(servers.next_news(&host), Some((asked, News::Answer(Some(_)))) if asked == server));

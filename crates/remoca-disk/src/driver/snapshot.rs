@@ -4,7 +4,7 @@ use super::disk::Disk;
 use super::vm::Vm;
 use super::warmth::failed_flush;
 use crate::link::{KnownServer, ServerLink, Session};
-use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency, ServerNumber};
+use remoca_core::engine::{Admission, BreakerState, EngineStats, EngineStatus, Insertion, Latency};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CacheStatus, DiskStatus, HedgingStatus, KnownServerStatus, MemoryStatus, MigrationStatus, NormalLatency,
@@ -42,7 +42,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             error: if engine.connected { None } else { server.error() },
         }),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
-        pools: vm.servers.link().map(pools).unwrap_or_default(),
+        pools: vm.servers.link().map(|link| pools(link, &engine)).unwrap_or_default(),
         cache: cache_status(&engine, &stats),
         disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
         port: vm.guests.port().get().map(|port| PortStatus {
@@ -106,19 +106,30 @@ fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
     link.servers().iter().map(status).collect()
 }
 
-fn pools(link: &ServerLink) -> Vec<PoolStatus> {
-    let endpoint = |number: ServerNumber| link.servers().iter().find(|server| server.number == number);
-    let status = |session: &Session| PoolStatus {
-        // A session never outlives its server's place in the list by more than the engine's next action.
-        server: endpoint(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
-        state: if session.socket_fd().is_some() { "connected".into() } else { "away".into() },
-        is_mapped: session.is_mapped(),
-        generation: format!("{:016x}", session.generation()),
-        granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
-        pages_sent: session.traffic().sent,
-        pages_requested: session.traffic().requested,
-        pages_received: session.traffic().received,
-        pages_taken_back: session.traffic().taken_back,
+fn pools(link: &ServerLink, engine: &EngineStatus) -> Vec<PoolStatus> {
+    let status = |session: &Session| {
+        let pool = engine.pools.iter().find(|pool| pool.server == session.server());
+        let state = match (pool.is_some_and(|pool| pool.is_draining), session.socket_fd()) {
+            (true, _) => "draining",
+            (false, Some(_)) => "connected",
+            (false, None) => "away",
+        };
+        let latency = pool.and_then(|pool| pool.hedging.server);
+        PoolStatus {
+            server: link.known(session.server()).map(|server| server.endpoint.to_string()).unwrap_or_default(),
+            state: state.into(),
+            is_mapped: session.is_mapped(),
+            is_local_tier: pool.is_some_and(|pool| pool.is_local),
+            generation: format!("{:016x}", session.generation()),
+            granted_bytes: u64::from(session.granted().0) * PAGE_SIZE_U64,
+            used_bytes: pool.map_or(0, |pool| u64::from(pool.slots.used) * PAGE_SIZE_U64),
+            hits: pool.map_or(0, |pool| pool.hits),
+            latency_us: latency.map(|latency| micros(latency.p50_ns)),
+            pages_sent: session.traffic().sent,
+            pages_requested: session.traffic().requested,
+            pages_received: session.traffic().received,
+            pages_taken_back: session.traffic().taken_back,
+        }
     };
     link.sessions().iter().map(status).collect()
 }
@@ -130,6 +141,8 @@ fn cache_status(engine: &EngineStatus, stats: &EngineStats) -> CacheStatus {
         wanted_bytes: bytes(engine.wanted.0),
         granted_bytes: bytes(engine.granted.0),
         used_bytes: bytes(engine.slots.used),
+        local_wanted_bytes: bytes(engine.local_wanted.0),
+        local_granted_bytes: bytes(engine.local_granted.0),
         admission: match engine.admission {
             Admission::Evictions => "evictions".into(),
             Admission::Frames => "frames".into(),
@@ -145,15 +158,18 @@ fn cache_status(engine: &EngineStatus, stats: &EngineStats) -> CacheStatus {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for people to read")]
 fn hedging_status(hedging: &remoca_core::engine::HedgingStatus) -> HedgingStatus {
-    let micros = |ns: u64| ns as f64 / 1000.0;
     let normal = |latency: Latency| NormalLatency { p50_us: micros(latency.p50_ns), p99_us: micros(latency.p99_ns) };
     HedgingStatus {
         late_after_us: micros(hedging.late_after_ns),
         disk: hedging.disk.map(normal),
         server: hedging.server.map(normal),
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read")]
+fn micros(ns: u64) -> f64 {
+    ns as f64 / 1000.0
 }
 
 /// Returns the share of blocks that the cache answered, among those that it could have answered. Returns `None` if
@@ -163,6 +179,14 @@ fn hit_ratio(stats: &EngineStats) -> Option<f64> {
     let hits = stats.hit_blocks + stats.zero_blocks;
     let all = hits + stats.covered_blocks + stats.missed_blocks;
     (all > 0).then(|| hits as f64 / all as f64)
+}
+
+/// Returns the number of pages in a local tier of `bytes` bytes, which may be 0.
+///
+/// # Errors
+/// As for [`cache_pages`].
+pub fn local_pages(bytes: u64) -> Result<PageCount, String> {
+    if bytes == 0 { Ok(PageCount(0)) } else { cache_pages(bytes) }
 }
 
 /// Returns the number of pages in a cache of `bytes` bytes.

@@ -128,6 +128,7 @@ impl Vm {
                 let sent = self.servers.admit(admitted, page);
                 self.engine.handle_sent(admitted.at.server, sent);
             }
+            self.in_flight.measured().record_eviction(self.host.now(), &self.engine);
             self.execute();
         }
         true

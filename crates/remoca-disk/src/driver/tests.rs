@@ -8,6 +8,7 @@ use remoca_core::engine::{
     DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
 };
 use remoca_core::rules::Rules;
+use remoca_core::units::PageCount;
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, NbdExport};
@@ -168,6 +169,7 @@ fn config(disks: usize) -> EngineConfig {
         key: [7; 16],
         seed: 1,
         cache: PageCount(8),
+        local: PageCount(0),
         guest_memory: PageCount(20_000),
         has_port: true,
         frame_sample: 0,
@@ -188,13 +190,14 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
         state: None,
         cold_reason: None,
         former: Former::default(),
-        cache: config.cache,
+        sizes: TierSizes { cache: config.cache, local: config.local },
         cache_enabled: true,
         options: 0,
         disks,
         port: None,
         nbd: None,
         link: None,
+        local_server: "local:/l".parse().unwrap(),
         migration: Migration::new(Box::new(crate::migration::HostPeers), None, None, None, config, true, false)
             .unwrap(),
         control: None,
@@ -218,7 +221,7 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
 
 /// A driver of these parts, with a session.
 fn begin(parts: Parts) -> Driver {
-    let cache = parts.cache;
+    let cache = parts.sizes.cache;
     let mut driver = Driver::new(parts).unwrap();
     let server = ServerNumber(0);
     driver.vm.engine.set_servers(driver.vm.host.now(), &[server], Leaving::AtOnce);

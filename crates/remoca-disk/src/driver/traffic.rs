@@ -9,10 +9,12 @@ use remoca_core::engine::{FetchId, Leaving, PageOutcome, PoolSlot, ServerNumber}
 use std::time::Instant;
 
 impl Vm {
-    /// Passes the list of servers to the engine, which decides where the pool goes. Connections are made from here on.
-    pub(super) fn tell_servers(&mut self) {
-        if let Some(numbers) = self.servers.numbers() {
-            self.engine.set_servers(self.host.now(), &numbers, Leaving::AtOnce);
+    /// Passes the servers to the engine, which decides where the pools go, and what becomes of those at others. Connections
+    /// are made from here on.
+    pub(super) fn tell_servers(&mut self, leaving: Leaving) {
+        if let Some((listed, local)) = self.servers.numbers() {
+            self.engine.set_local_server(self.host.now(), local);
+            self.engine.set_servers(self.host.now(), &listed, leaving);
             self.execute();
         }
     }
@@ -70,8 +72,11 @@ impl Vm {
         self.execute();
     }
 
-    /// Sends the frames that are queued for the servers.
+    /// Sends the frames that are queued for the servers. Forgets the servers that were left.
     pub(super) fn flush_links(&mut self) {
+        if let Some(link) = self.servers.link_mut().filter(|link| link.has_leaving()) {
+            link.forget_left(|server| self.engine.has_server(server));
+        }
         let mut previous = None;
         while let Some(server) = self.servers.next_session(previous) {
             previous = Some(server);

@@ -263,10 +263,12 @@ impl Upgrades {
         handover.description.client = client.transpose().map_err(system)?;
         handover.description.name.clone_from(&vm.name);
         handover.description.upgrades = self.start.upgrades + 1;
-        handover.description.cache_pages = vm.size.cache().0;
+        handover.description.cache_pages = vm.size.tiers().cache.0;
+        handover.description.local_pages = vm.size.tiers().local.0;
         handover.description.cache_enabled = vm.engine.status().enabled;
-        let servers = vm.servers.link().map(ServerLink::servers).unwrap_or_default();
-        handover.description.servers = servers.iter().map(|server| server.endpoint.to_string()).collect();
+        let endpoints = vm.servers.link().map(ServerLink::endpoints).unwrap_or_default();
+        handover.description.servers = endpoints.listed.iter().map(ToString::to_string).collect();
+        handover.description.local_server = endpoints.local.as_ref().map(ToString::to_string);
         for (server, memory, generation, granted) in vm.servers.link().iter().flat_map(|link| link.mapped_pools()) {
             let memory = handover.pass(memory).map_err(system)?;
             let (server, granted_pages) = (server.to_string(), granted.0);

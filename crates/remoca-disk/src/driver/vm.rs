@@ -13,6 +13,7 @@ use super::requests::store_op;
 use super::servers::Servers;
 use super::sizes::Sizes;
 use super::starved::{DiskIo, Tried};
+use super::tiers::TierSizes;
 use super::warmth::Warmth;
 use crate::link::Size;
 use crate::state::{Former, StateFile};
@@ -93,12 +94,13 @@ impl Vm {
                 }
             }
         }
-        let Self { in_flight, engine, servers, .. } = self;
-        in_flight.judge_frames(|page| {
+        let Self { in_flight, engine, servers, host, .. } = self;
+        in_flight.judge_frames(|page, measured| {
             if let Evicted::Admit(admitted) = engine.handle_frame(page) {
                 let sent = servers.admit(admitted, page);
                 engine.handle_sent(admitted.at.server, sent);
             }
+            measured.record_eviction(host.now(), engine);
         });
     }
 
@@ -264,6 +266,12 @@ impl Vm {
         self.engine = engine;
     }
 
+    /// Sets the sizes of the cache's tiers in the engine.
+    pub(super) fn resize(&mut self, sizes: TierSizes) {
+        let now = self.host.now();
+        self.engine.resize(now, sizes.cache, sizes.local);
+    }
+
     /// Makes the index large enough for a cache of `cache` pages. This blocks, but no guest is served yet.
     pub(super) fn fit_index_now(&mut self, cache: PageCount) {
         if let Some(Region { index, state }) = self.size.make_now(cache, &self.engine, &self.warmth) {
@@ -293,7 +301,7 @@ impl Vm {
 
     /// Records the settings made by `remoca set`, for a successor with the same options.
     pub(super) fn keep_settings(&self) {
-        self.warmth.keep_settings(self.size.cache(), self.engine.status().enabled, self.servers.link());
+        self.warmth.keep_settings(self.size.tiers(), self.engine.status().enabled, self.servers.link());
     }
 
     /// Restores the flush failures that the previous process recorded, for each disk that has the same image. The same

@@ -4,10 +4,11 @@
 use super::disk::Disk;
 use super::host::Host;
 use super::image_state::{ImageState, Sight};
+use super::tiers::TierSizes;
 use crate::link::ServerLink;
 use crate::state::{Clock, Former, Header, Settings, StateFile, judge};
 use remoca_core::engine::{DiskEngine, EngineConfig, GuestOp};
-use remoca_core::units::{DiskIndex, PageCount};
+use remoca_core::units::DiskIndex;
 use remoca_io::words::IndexMemory;
 use std::fs::File;
 use std::path::Path;
@@ -160,9 +161,12 @@ impl Warmth {
     }
 
     /// Records the settings made by `remoca set`, for a successor with the same options.
-    pub(super) fn keep_settings(&self, cache: PageCount, enabled: bool, link: Option<&ServerLink>) {
+    pub(super) fn keep_settings(&self, sizes: TierSizes, enabled: bool, link: Option<&ServerLink>) {
         let (Some(state), Some(link)) = (&self.state, link) else { return };
-        state.header().set_settings(&Settings { options: self.options, cache, enabled, servers: link.servers().len() });
+        let endpoints = link.endpoints();
+        let local = endpoints.local.map(|_| sizes.local);
+        let (options, cache, servers) = (self.options, sizes.cache, endpoints.listed.len());
+        state.header().set_settings(&Settings { options, cache, local, enabled, servers });
     }
 
     /// Records a failed flush that is not recorded yet, whatever revealed it, so that this process and its successors

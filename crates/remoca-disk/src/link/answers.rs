@@ -23,6 +23,7 @@ impl ServerLink {
         let Some(slot) = self.servers.iter().position(|server| server.number == number) else { return };
         let memory = self.sessions.with(number).and_then(|session| session.memory().map(PoolMemory::id));
         let server = &mut self.servers[slot];
+        server.is_told = false;
         server.epoch = server.epoch.saturating_add(1);
         let (endpoint, token, epoch) = (server.endpoint.clone(), server.token, server.epoch);
         let owned = memory.or(server.kept.as_ref().map(|kept| kept.memory.id()));
@@ -42,6 +43,10 @@ impl ServerLink {
             let news = match asker {
                 Asker::Engine => Some(News::Answer(self.note_answer(number, answer, now))),
                 Asker::Link => self.end_rejoin(number, answer, now),
+                Asker::GivingBack => {
+                    self.give_back(answer);
+                    None
+                }
             };
             if let Some(news) = news {
                 return Some((number, news));
@@ -91,7 +96,7 @@ impl ServerLink {
 
     /// Records the error of a server. Logs it unless the error before it was of the same kind.
     fn note_error(&mut self, number: ServerNumber, error: LinkError) {
-        let (alone, connected) = (self.servers.len() == 1, !self.sessions.is_empty());
+        let (alone, connected) = (self.servers().len() == 1, !self.sessions.is_empty());
         let Some(server) = self.server(number) else { return };
         if server.error.as_ref().map(discriminant) != Some(discriminant(&error)) {
             let next = match (connected, alone) {

@@ -52,6 +52,8 @@ pub(super) enum Asker {
     Engine,
     /// The link itself, for a session whose server is away.
     Link,
+    /// The link itself, to give a pool back.
+    GivingBack,
 }
 
 /// Destination of the answer to an attempt to connect.
@@ -113,6 +115,19 @@ pub fn give_back(pools: impl IntoIterator<Item = RosterEntry>) {
         // Without a thread, the server frees the pool after its grace time.
         let _ = std::thread::Builder::new().name("give back".into()).spawn(give_back);
     }
+}
+
+/// Gives back the pool that a process that is gone has at a server. Returns the size that the pool had, in bytes; it is 0 if
+/// there was none.
+///
+/// # Errors
+/// [`LinkError`], whose text says what to do. The server then frees the pool after its grace time.
+pub fn return_pool(pool: &RosterEntry) -> Result<u64, LinkError> {
+    let RosterEntry { endpoint, token, epoch, .. } = pool;
+    // Its own attempts to connect may not all be recorded.
+    let (socket, welcome, _) = connect(endpoint, *token, epoch.saturating_add(1))?;
+    farewell(socket.into(), &bye()).map_err(|error| LinkError::Lost(endpoint.clone(), error.to_string()))?;
+    Ok(u64::from(welcome.npages.0) * PAGE_SIZE_U64)
 }
 
 /// Asks a memory server what memory it could give a new pool, in bytes, and measures how long its answer takes.
@@ -250,23 +265,23 @@ fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkE
 
 /// Sends the rest of a session, which ends with a BYE, so that the pool is given back at once. Then waits for the
 /// server to close: if this side closed before everything was read, the BYE could be lost. Runs on a thread of its own.
-fn say_goodbye(mut socket: File, rest: Vec<u8>) {
-    let farewell = move || -> io::Result<()> {
-        rustix::io::ioctl_fionbio(&socket, false)?;
-        for timeout in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
-            rustix::net::sockopt::set_socket_timeout(&socket, timeout, Some(TIMEOUT))?;
-        }
-        // A server that reads or sends a byte now and then must not keep the thread.
-        let deadline = Instant::now() + TIMEOUT;
-        let mut rest = &rest[..];
-        while !rest.is_empty() && Instant::now() < deadline {
-            let count = socket.write(rest)?;
-            rest = &rest[count..];
-        }
-        let mut piece = vec![0; 64 << 10];
-        while Instant::now() < deadline && socket.read(&mut piece)? > 0 {}
-        Ok(())
-    };
+fn say_goodbye(socket: File, rest: Vec<u8>) {
     // Failures do not matter: the server frees the pool of a client that does not come back.
-    let _ = std::thread::Builder::new().name("goodbye".into()).spawn(farewell);
+    let _ = std::thread::Builder::new().name("goodbye".into()).spawn(move || farewell(socket, &rest));
+}
+
+fn farewell(mut socket: File, mut rest: &[u8]) -> io::Result<()> {
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    for timeout in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
+        rustix::net::sockopt::set_socket_timeout(&socket, timeout, Some(TIMEOUT))?;
+    }
+    // A server that reads or sends a byte now and then must not keep the thread.
+    let deadline = Instant::now() + TIMEOUT;
+    while !rest.is_empty() && Instant::now() < deadline {
+        let count = socket.write(rest)?;
+        rest = &rest[count..];
+    }
+    let mut piece = vec![0; 64 << 10];
+    while Instant::now() < deadline && socket.read(&mut piece)? > 0 {}
+    Ok(())
 }

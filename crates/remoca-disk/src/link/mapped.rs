@@ -5,6 +5,7 @@
 //! 2. A page that is not there (beyond the limit, or zero because its memory was taken back) is missing, and no lie of the
 //!    server: pages of zeroes are never cached.
 //! 3. Memory that cannot be read or written ends the session at the end of the turn.
+//! 4. A TAKEBACK is answered here, in the turn in which it comes. The engine hears of it at once, and nothing of the answer.
 
 use super::memory::PoolMemory;
 use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
@@ -14,6 +15,10 @@ use std::time::{Duration, Instant};
 
 /// Time limit for the answer to a SETSIZE. It is shorter than that of the engine, which would give up the pool.
 const SIZE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Request of the SETSIZEs by which the link itself follows the server, or tells it what changed while it was away. Those of
+/// the engine are 0.
+pub(super) const OWN_REQUEST: RequestId = RequestId(1);
 
 /// Pages of a mapped session.
 pub(super) struct Mapped {
@@ -108,15 +113,23 @@ impl Mapped {
     // The size.
 
     /// Executes what a frame of the server says about the size of the pool, which has `granted` pages. The answer goes to
-    /// `out`.
-    pub(super) fn hear(&mut self, frame: &Frame<'_>, granted: PageCount, out: &mut Vec<u8>) {
+    /// `out`. Returns whether the frame answers a request of the link itself, so that it means nothing to the engine.
+    pub(super) fn hear(&mut self, frame: &Frame<'_>, granted: PageCount, out: &mut Vec<u8>) -> bool {
         match *frame {
-            Frame::Sized { npages, .. } => self.take_size(npages),
+            Frame::Sized { request, npages, .. } if request == OWN_REQUEST => {
+                self.end_take_back(npages);
+                return true;
+            }
+            Frame::Sized { npages, .. } => {
+                self.asked = None;
+                self.set_size(npages);
+            }
             Frame::TakeBack { npages } => {
-                self.take_back(npages);
-                Frame::SetSize { request: RequestId(0), npages }.encode(out);
+                let npages = self.take_back(npages.min(granted));
+                Frame::SetSize { request: OWN_REQUEST, npages }.encode(out);
             }
             Frame::Error(error) => match error.code {
+                ErrorCode::NoMemory | ErrorCode::Quota if error.request == OWN_REQUEST => return true,
                 ErrorCode::NoMemory | ErrorCode::Quota => {
                     self.asked = None;
                     self.set_size(granted);
@@ -126,6 +139,7 @@ impl Mapped {
             },
             _ => {}
         }
+        false
     }
 
     /// Notes that the server was asked for a size: slots beyond it are not used from now on.
@@ -153,24 +167,39 @@ impl Mapped {
         }
     }
 
-    /// Lets all slots below `granted` be used, but those that the server takes back.
+    /// Lets all slots below `granted` be used, but those that the server takes back, and those beyond a size that was asked
+    /// for.
     pub(super) fn set_size(&mut self, granted: PageCount) {
-        self.limit = granted.min(self.memory.pages()).min(self.taking_back.unwrap_or(granted));
+        let least = [self.taking_back, self.asked].into_iter().flatten().min().unwrap_or(granted);
+        self.limit = granted.min(self.memory.pages()).min(least);
     }
 
-    /// Takes the server's answer to a SETSIZE: the pool has `granted` slots.
-    fn take_size(&mut self, granted: PageCount) {
-        self.asked = None;
-        self.set_size(granted);
-        if self.taking_back.is_some_and(|npages| granted <= npages) {
-            self.end("it took memory back");
-        }
-    }
-
-    /// Stops using the slots from `npages` on, because the server takes their memory back.
-    fn take_back(&mut self, npages: PageCount) {
-        self.taking_back = Some(self.taking_back.unwrap_or(npages).min(npages));
+    /// Stops using the slots from `npages` on, because the server takes their memory back. Returns the size to ask for.
+    fn take_back(&mut self, npages: PageCount) -> PageCount {
+        let npages = self.taking_back.unwrap_or(npages).min(npages);
+        self.taking_back = Some(npages);
         self.limit = self.limit.min(npages);
+        npages
+    }
+
+    /// Takes the server's answer to a SETSIZE of the link itself: the pool has `granted` slots, and the server has taken back
+    /// what it wanted if that is not more than it left.
+    fn end_take_back(&mut self, granted: PageCount) {
+        if self.taking_back.is_some_and(|npages| granted <= npages) {
+            self.taking_back = None;
+        }
+        self.set_size(granted);
+    }
+
+    /// Returns what the server was about to leave of the pool, or `None` if it takes nothing back. It is away, so that it has
+    /// to be told again.
+    pub(super) fn interrupt_take_back(&mut self) -> Option<PageCount> {
+        self.taking_back.take()
+    }
+
+    /// Returns the most pages that the server may grant while it takes memory back, or `None` if it takes nothing back.
+    pub(super) fn taking_back(&self) -> Option<PageCount> {
+        self.taking_back
     }
 }
 
@@ -227,19 +256,35 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_whose_memory_is_taken_back_is_over_when_the_server_has_it() {
+    fn a_pool_whose_memory_is_taken_back_goes_on_with_what_is_left() {
         let mut mapped = mapped(6);
+        let mut out = Vec::new();
+        let mut hear = |mapped: &mut Mapped, frame: Frame<'_>| mapped.hear(&frame, PageCount(6), &mut out);
+        let sized = |request, npages| Frame::Sized { request, npages: PageCount(npages), available: PageCount(0) };
         mapped.write(SlotIndex(3), &[1; PAGE_SIZE]);
         mapped.ask_size(PageCount(8));
-        mapped.take_back(PageCount(4));
-        mapped.take_back(PageCount(5));
+        for npages in [4, 5] {
+            assert!(!hear(&mut mapped, Frame::TakeBack { npages: PageCount(npages) }), "the engine hears of it");
+        }
         // The answer to what was asked before.
-        mapped.take_size(PageCount(8));
+        assert!(!hear(&mut mapped, sized(RequestId(0), 8)));
         expect(&mut mapped, 3, Some(1));
         mapped.write(SlotIndex(4), &[2; PAGE_SIZE]);
         expect(&mut mapped, 4, None);
+        // The engine asks for less meanwhile.
+        mapped.ask_size(PageCount(2));
+        assert!(hear(&mut mapped, sized(OWN_REQUEST, 4)), "an answer to the link");
+        expect(&mut mapped, 3, None);
+        assert!(!hear(&mut mapped, sized(RequestId(0), 2)));
+        mapped.ask_size(PageCount(6));
+        assert!(!hear(&mut mapped, sized(RequestId(0), 6)));
+        expect(&mut mapped, 3, Some(1));
+        mapped.write(SlotIndex(5), &[2; PAGE_SIZE]);
+        expect(&mut mapped, 5, Some(2));
         assert_eq!(mapped.over(), None);
-        mapped.take_size(PageCount(4));
-        assert!(mapped.over().unwrap().contains("took memory back"));
+        let asked = |npages| Frame::SetSize { request: OWN_REQUEST, npages: PageCount(npages) };
+        let mut expected = Vec::new();
+        [4, 4].into_iter().for_each(|npages| asked(npages).encode(&mut expected));
+        assert_eq!(out, expected, "it never asks for more than was taken back to");
     }
 }

@@ -5,10 +5,12 @@
 //! established connection. The engine decides which server is asked, and which connections become sessions. The engine's
 //! send window and fetch limit bound what waits to be sent. Frames are passed to the driver as they are; the engine
 //! interprets them. Each server has a token of its own, so a token that strangers learn names no pool on another server.
+//! A server that is taken out of the list keeps number and token as long as the engine drains its pool.
 
 mod answers;
 mod away;
 mod connect;
+mod leaving;
 mod mapped;
 mod memory;
 mod rejoin;
@@ -16,11 +18,12 @@ mod session;
 mod sessions;
 
 pub use away::{KeptPool, News};
-pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe};
+pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe, return_pool};
 pub use memory::PoolMemory;
 pub use session::{Received, Session, Size, Traffic};
 
-use crate::state::{Header, NUMBER_MAX, RosterEntry, SERVERS_MAX};
+use crate::endpoints::{Endpoints, SERVERS_MAX};
+use crate::state::{Header, NUMBER_MAX, RosterEntry};
 use away::{Rejoins, Waiting};
 use connect::{Asker, bye};
 use remoca_core::engine::ServerNumber;
@@ -36,7 +39,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// A server of the list.
+/// A server of the list, or that of the local tier.
 pub struct KnownServer {
     pub number: ServerNumber,
     pub endpoint: Endpoint,
@@ -51,18 +54,24 @@ pub struct KnownServer {
     error: Option<LinkError>,
     /// When the server last answered, and how many pages it could give then.
     pub answered: Option<(Instant, PageCount)>,
+    /// Whether it was taken out of the list, and the engine may still have a pool there.
+    leaves: bool,
+    /// Whether it was told that this process has no pool there.
+    is_told: bool,
 }
 
 impl From<RosterEntry> for KnownServer {
-    fn from(RosterEntry { number, endpoint, token, epoch, sends }: RosterEntry) -> Self {
-        Self { number, endpoint, token, epoch, sends, kept: None, error: None, answered: None }
+    fn from(RosterEntry { number, endpoint, token, epoch, sends, leaves }: RosterEntry) -> Self {
+        let (kept, error, answered, is_told) = (None, None, None, false);
+        Self { number, endpoint, token, epoch, sends, kept, error, answered, leaves, is_told }
     }
 }
 
 impl KnownServer {
     fn entry(&self) -> RosterEntry {
         let (endpoint, token) = (self.endpoint.clone(), self.token);
-        RosterEntry { number: self.number, endpoint, token, epoch: self.epoch, sends: self.sends }
+        let Self { number, epoch, sends, leaves, .. } = *self;
+        RosterEntry { number, endpoint, token, epoch, sends, leaves }
     }
 
     /// Returns why the server could not be used when it was last tried, or why its last session ended. Returns `None`
@@ -76,7 +85,9 @@ impl KnownServer {
 /// The link to the memory servers.
 pub struct ServerLink {
     network: Arc<dyn Network>,
+    /// The listed servers, in the operator's order, that of the local tier, and after them those that leave.
     servers: Vec<KnownServer>,
+    local: Option<Endpoint>,
     numbers: u32,
     /// Header of the state file, in which tokens and epochs are kept for a successor of this process.
     kept: Option<Arc<Header>>,
@@ -93,11 +104,11 @@ pub struct ServerLink {
 
 impl ServerLink {
     /// Returns a link to these servers over `network`, without a connection. Restores the tokens and epochs that a
-    /// previous process kept in `header`, and keeps its own there.
+    /// previous process kept in `header`, and keeps its own there. Other servers of that process leave.
     ///
     /// # Errors
-    /// If the system provides no eventfd or random numbers, or the list is not valid ([`check_list`]).
-    pub fn start(network: Arc<dyn Network>, endpoints: &[Endpoint], header: Option<Arc<Header>>) -> io::Result<Self> {
+    /// If the system provides no eventfd or random numbers, or the servers are not valid ([`Endpoints::check`]).
+    pub fn start(network: Arc<dyn Network>, endpoints: &Endpoints, header: Option<Arc<Header>>) -> io::Result<Self> {
         let wake = Arc::new(wake::new()?);
         let (answer_queue, answers) = channel();
         let former = header.as_ref().map(|header| header.roster()).unwrap_or_default();
@@ -107,6 +118,7 @@ impl ServerLink {
             network,
             numbers: former.iter().map(after).max().unwrap_or(0).max(numbers),
             servers: former.into_iter().map(KnownServer::from).collect(),
+            local: None,
             kept: header,
             answer_queue,
             answers,
@@ -144,7 +156,7 @@ impl ServerLink {
     ///
     /// # Errors
     /// As for [`Self::start`].
-    pub fn resume(network: Arc<dyn Network>, endpoints: &[Endpoint], roster: &[peer::Server]) -> io::Result<Self> {
+    pub fn resume(network: Arc<dyn Network>, endpoints: &Endpoints, roster: &[peer::Server]) -> io::Result<Self> {
         let mut link = Self::start(network, endpoints, None)?;
         let roster: Vec<_> = roster.iter().filter(|known| known.number <= NUMBER_MAX).collect();
         link.numbers = roster.iter().map(|known| known.number).max().map_or(0, |highest| highest.saturating_add(1));
@@ -175,38 +187,57 @@ impl ServerLink {
         self.servers.iter().map(name).collect()
     }
 
-    /// Replaces the list of servers. Servers that stay keep their numbers and tokens.
+    /// Replaces the servers. Those that stay keep their numbers and tokens. Those that are no longer named leave: they keep
+    /// them until [`Self::forget_left`] is told that they have no pool.
     ///
     /// # Errors
     /// As for [`Self::start`]; then nothing has changed.
-    pub fn replace(&mut self, endpoints: &[Endpoint]) -> io::Result<()> {
-        check_list(endpoints).map_err(io::Error::other)?;
+    pub fn replace(&mut self, endpoints: &Endpoints) -> io::Result<()> {
+        endpoints.check().map_err(io::Error::other)?;
         let is_new = |endpoint: &&Endpoint| self.servers.iter().all(|server| server.endpoint != **endpoint);
         let new: Vec<_> = endpoints.iter().filter(is_new).collect();
         let tokens = new.iter().map(|_| self.network.token()).collect::<io::Result<Vec<_>>>()?;
         for (endpoint, token) in new.into_iter().zip(tokens) {
             let (number, endpoint) = (ServerNumber(self.numbers), endpoint.clone());
             self.numbers += 1;
-            self.servers.push(RosterEntry { number, endpoint, token, epoch: 0, sends: 0 }.into());
+            self.servers.push(RosterEntry { number, endpoint, token, epoch: 0, sends: 0, leaves: false }.into());
         }
-        self.servers.retain(|server| endpoints.contains(&server.endpoint));
-        self.servers.sort_by_key(|server| endpoints.iter().position(|endpoint| *endpoint == server.endpoint));
+        for server in &mut self.servers {
+            server.leaves = endpoints.position(&server.endpoint).is_none();
+        }
+        self.servers.sort_by_key(|server| endpoints.position(&server.endpoint).unwrap_or(usize::MAX));
+        self.local.clone_from(&endpoints.local);
         self.keep();
         Ok(())
     }
 
-    /// Returns the servers, in the operator's order.
+    /// Returns the servers that do not leave, in the operator's order and that of the local tier last.
     pub fn servers(&self) -> &[KnownServer] {
-        &self.servers
+        &self.servers[..self.servers.partition_point(|server| !server.leaves)]
+    }
+
+    /// Returns the addresses of the servers.
+    pub fn endpoints(&self) -> Endpoints {
+        let listed = self.servers().iter().filter(|server| !self.is_local(server));
+        Endpoints { listed: listed.map(|server| server.endpoint.clone()).collect(), local: self.local.clone() }
+    }
+
+    /// Returns whether a server has the local tier.
+    pub fn is_local(&self, server: &KnownServer) -> bool {
+        self.local.as_ref() == Some(&server.endpoint)
     }
 
     /// Returns the server of the session that began last, of another session if that one has ended, or of the last one if
-    /// there is no session. If that server is no longer listed, returns the first of the list.
+    /// there is no session: of the list, or a server that leaves if no other has a session. Otherwise returns the first of
+    /// the list.
     pub fn current(&self) -> Option<&KnownServer> {
-        let listed = |number: ServerNumber| self.servers.iter().find(|server| server.number == number);
-        let (latest, any) = (self.latest, self.sessions.next(None));
-        let with_session = latest.filter(|server| self.sessions.contains(*server)).or(any);
-        with_session.or(latest).and_then(listed).or(self.servers.first())
+        let is_there = |server: &&KnownServer| self.sessions.contains(server.number) && !self.is_local(server);
+        let is_latest = |server: &&KnownServer| Some(server.number) == self.latest;
+        let with_session = || self.servers().iter().filter(is_there);
+        let with_session = with_session().find(is_latest).or_else(|| with_session().next());
+        let with_session = with_session.or_else(|| self.servers.iter().find(is_there));
+        // The local tier is in front of all of them.
+        with_session.or_else(|| self.servers().iter().find(is_latest)).or(self.servers.first())
     }
 
     /// Returns whether there is a session with this server, so that it has a pool.
@@ -271,6 +302,7 @@ impl ServerLink {
     pub fn release(&mut self, number: ServerNumber) {
         if let Some(socket) = self.take_waiting(number).and_then(|waiting| waiting.socket) {
             self.network.say_goodbye(socket, bye());
+            self.note_told(number);
         }
     }
 
@@ -293,12 +325,16 @@ impl ServerLink {
         self.keep_sends(&session);
         self.rejoins.end(number);
         match self.server(number) {
+            Some(KnownServer { endpoint, leaves: true, .. }) => {
+                tracing::info!("left the memory server at {endpoint}: its pool is drained");
+            }
             Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
         // A server that is away frees the pool after its grace time.
         if let (Some(socket), left) = session.leave() {
             self.network.say_goodbye(socket, left);
+            self.note_told(number);
         }
     }
 
@@ -308,20 +344,6 @@ impl ServerLink {
             Frame::Bye.encode(session.out());
             let _ = session.flush();
         }
-    }
-}
-
-/// Checks that `endpoints` is a valid list of a process's memory servers.
-///
-/// # Errors
-/// If the list is not valid. The text says why.
-pub fn check_list(endpoints: &[Endpoint]) -> Result<(), String> {
-    if endpoints.is_empty() || endpoints.len() > SERVERS_MAX {
-        return Err(format!("{} memory servers: a VM process has 1 to {SERVERS_MAX}", endpoints.len()));
-    }
-    match endpoints.iter().enumerate().find(|(at, endpoint)| endpoints[..*at].contains(endpoint)) {
-        Some((_, twice)) => Err(format!("the memory server {twice} is given twice")),
-        None => Ok(()),
     }
 }
 

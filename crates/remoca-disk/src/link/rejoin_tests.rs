@@ -2,11 +2,12 @@
 
 use super::super::away::BACKOFF_MAX;
 use super::super::connect::{AnswerTo, LinkError, Network};
+use super::super::mapped::OWN_REQUEST;
 use super::super::memory::tests::memory;
 use super::super::session::Received;
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{Frame, PoolGeneration, RequestId, SendCount, ServerId, Token, Welcome, decode};
+use remoca_protocol::{Frame, PoolGeneration, SendCount, ServerId, Token, Welcome, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -35,7 +36,7 @@ impl LocalNetwork {
     /// Returns a link to the server, with a session.
     fn link(&self) -> ServerLink {
         let endpoints = ["local:/nowhere".parse().unwrap()];
-        let mut link = ServerLink::start(Arc::new(self.clone()), &endpoints, None).unwrap();
+        let mut link = ServerLink::start(Arc::new(self.clone()), &endpoints.to_vec().into(), None).unwrap();
         link.ask(SERVER);
         assert!(matches!(link.take_news(Instant::now()), Some((SERVER, News::Answer(Some(_))))));
         assert!(link.begin(SERVER));
@@ -247,15 +248,36 @@ fn memory_that_is_taken_back_is_given_at_once() {
     (0..4).for_each(|slot| write(&mut link, slot));
     network.say(&Frame::TakeBack { npages: PageCount(2) });
     let session = link.session_mut(SERVER).unwrap();
-    assert_eq!(session.receive(|_| {}).unwrap(), Received::Drained);
+    let mut heard = 0;
+    let taken = session.receive(|frame| heard += u32::from(matches!(frame, Frame::TakeBack { .. }))).unwrap();
+    assert_eq!((taken, heard), (Received::Drained, 1), "the engine hears of it");
     assert_eq!([1, 2].map(|slot| read(&mut link, slot)), [Some(2), None]);
     link.session_mut(SERVER).unwrap().flush().unwrap();
     assert_eq!(network.asked(), [2]);
-    network.say(&Frame::Sized { request: RequestId(0), npages: PageCount(2), available: PageCount(0) });
+    network.say(&Frame::Sized { request: OWN_REQUEST, npages: PageCount(2), available: PageCount(0) });
     let session = link.session_mut(SERVER).unwrap();
-    session.receive(|_| {}).unwrap();
-    assert_eq!(session.traffic().taken_back, 1);
-    assert!(session.flush().is_err() && !session.outlives_connection(), "the engine begins anew with what is left");
+    session.receive(|_| panic!("the engine did not ask")).unwrap();
+    assert_eq!((session.traffic().taken_back, session.granted()), (1, PageCount(2)));
+    assert!(session.flush().is_ok() && session.outlives_connection(), "the session goes on");
+    assert_eq!([1, 2].map(|slot| read(&mut link, slot)), [Some(2), None]);
+}
+
+#[test]
+fn a_server_that_is_lost_while_it_takes_memory_back_hears_of_it_when_it_is_back() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    (0..4).for_each(|slot| write(&mut link, slot));
+    network.say(&Frame::TakeBack { npages: PageCount(2) });
+    link.session_mut(SERVER).unwrap().receive(|_| {}).unwrap();
+    lose(&mut link, &network);
+    // It was killed before it had the answer.
+    network.come_back(4, true);
+    let now = link.next_deadline(Instant::now()).unwrap();
+    assert_eq!(link.run_timers(now), None);
+    let Some((SERVER, News::Rejoined)) = link.take_news(now) else { panic!("it goes on") };
+    link.session_mut(SERVER).unwrap().flush().unwrap();
+    assert_eq!(network.asked(), [2]);
+    assert_eq!([1, 2].map(|slot| read(&mut link, slot)), [Some(2), None]);
 }
 
 /// The next program of the process has the memory and no connection.
@@ -277,7 +299,7 @@ fn a_pool_that_was_passed_on_is_used_while_its_server_is_away() {
         network.0.lock().unwrap().is_away = is_away;
         let endpoints = ["local:/nowhere".parse().unwrap()];
         network.0.lock().unwrap().socket = None;
-        let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints, None).unwrap();
+        let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints.to_vec().into(), None).unwrap();
         link.keep_pools(passed);
         assert_eq!(link.mapped_pools().count(), 1, "it could be passed on again");
         link.ask(SERVER);

@@ -3,7 +3,7 @@
 //! The pages of a mapped session do not go through its socket, which only negotiates the size. It goes on without a socket
 //! while the server is away.
 
-use super::mapped::Mapped;
+use super::mapped::{Mapped, OWN_REQUEST};
 use super::memory::PoolMemory;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
@@ -244,7 +244,9 @@ impl Session {
     /// server.
     pub(super) fn detach(&mut self) -> Option<Size> {
         self.forget_connection(None);
-        let asked = self.mapped.as_mut()?.take_asked()?;
+        let mapped = self.mapped.as_mut()?;
+        self.gave_up |= mapped.interrupt_take_back().is_some();
+        let asked = mapped.take_asked()?;
         let answer = self.set_size_alone(asked);
         if let (Some(mapped), Size::Refused) = (&mut self.mapped, answer) {
             mapped.set_size(self.granted);
@@ -262,7 +264,7 @@ impl Session {
         }
         self.forget_connection(Some(socket));
         if std::mem::take(&mut self.gave_up) {
-            Frame::SetSize { request: RequestId(0), npages: self.granted }.encode(&mut self.out);
+            Frame::SetSize { request: OWN_REQUEST, npages: self.granted }.encode(&mut self.out);
         }
         Ok(())
     }
@@ -342,15 +344,23 @@ impl Session {
         let Some(socket) = &self.socket else { return Ok(Received::Drained) };
         loop {
             while let Some(frame) = self.receive.take().map_err(protocol_error)? {
+                let taking_back = self.mapped.as_ref().and_then(|mapped| mapped.taking_back());
                 match frame {
                     Frame::SendPage { .. } => self.traffic.received += 1,
-                    Frame::Sized { npages, .. } => self.granted = npages,
+                    Frame::Sized { npages, .. } => self.granted = npages.min(taking_back.unwrap_or(npages)),
                     _ => {}
                 }
-                if let Some(mapped) = &mut self.mapped {
-                    mapped.hear(&frame, self.granted, &mut self.out);
+                let is_for_link = match &mut self.mapped {
+                    Some(mapped) => mapped.hear(&frame, self.granted, &mut self.out),
+                    // A server has no memory of such a pool to take back.
+                    None => matches!(frame, Frame::TakeBack { .. }),
+                };
+                if let (Frame::TakeBack { npages }, Some(_)) = (frame, &self.mapped) {
+                    self.granted = self.granted.min(npages);
                 }
-                take(&frame);
+                if !is_for_link {
+                    take(&frame);
+                }
                 frames += 1;
             }
             if frames >= FRAMES_PER_TURN {

@@ -22,18 +22,31 @@ fn listed(servers: &[(&str, u32)]) -> Vec<(String, u32)> {
 
 #[test]
 fn a_new_list_has_the_operators_order_and_those_that_stay_keep_number_and_token() {
-    let mut link = ServerLink::start(Arc::new(HostNetwork), &endpoints(&["a", "b", "c"]), None).unwrap();
+    let mut link = ServerLink::start(Arc::new(HostNetwork), &endpoints(&["a", "b", "c"]).into(), None).unwrap();
     assert_eq!(servers(&link), listed(&[("a", 0), ("b", 1), ("c", 2)]));
     let before = link.roster();
-    link.replace(&endpoints(&["c", "new", "a"])).unwrap();
+    link.replace(&endpoints(&["c", "new", "a"]).into()).unwrap();
     assert_eq!(servers(&link), listed(&[("c", 2), ("new", 3), ("a", 0)]));
+    assert_eq!(link.roster().last().map(|server| server.number), Some(1), "b leaves");
+    link.forget_left(|_| false);
     let after = link.roster();
+    let names = |link: &ServerLink| link.roster().iter().map(|it| (it.number, it.token)).collect::<Vec<_>>();
+    let named = names(&link);
     assert_eq!((&after[0].token, &after[2].token), (&before[2].token, &before[0].token));
     assert!(before.iter().all(|server| server.token != after[1].token));
-    link.replace(&endpoints(&["b"])).unwrap();
+    let leaving = link.known(ServerNumber(3)).unwrap().endpoint.clone();
+    link.replace(&vec![leaving].into()).unwrap();
+    link.replace(&endpoints(&["c", "new", "a"]).into()).unwrap();
+    assert_eq!(names(&link), named, "those that were leaving stay when they are named again");
+    link.forget_left(|_| panic!("nobody leaves"));
+    link.replace(&endpoints(&["b"]).into()).unwrap();
+    assert_eq!(link.roster().len(), 4);
+    link.forget_left(|number| number == ServerNumber(2));
+    assert_eq!(link.roster().iter().map(|server| server.number).collect::<Vec<_>>(), [4, 2]);
+    link.forget_left(|_| false);
     assert_eq!(servers(&link), listed(&[("b", 4)]), "a number is never used again: an old pool could be taken for its");
     assert_ne!(link.roster()[0].token, before[1].token);
-    assert!(link.replace(&endpoints(&["a", "a"])).is_err());
+    assert!(link.replace(&endpoints(&["a", "a"]).into()).is_err());
     assert_eq!(servers(&link), listed(&[("b", 4)]));
 }
 
@@ -86,7 +99,7 @@ fn pages_and_bye(mut stream: &[u8]) -> (usize, bool) {
 
 /// Returns a link to these servers, each of which has answered and waits.
 fn asked(network: &QuietNetwork, names: &[&str]) -> ServerLink {
-    let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints(names), None).unwrap();
+    let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints(names).into(), None).unwrap();
     let numbers: Vec<_> = link.servers().iter().map(|server| server.number).collect();
     for server in numbers {
         link.ask(server);
@@ -212,7 +225,7 @@ fn there_are_as_many_sessions_as_pools() {
     link.servers().iter().map(|server| server.number).collect::<Vec<_>>().into_iter().for_each(|server| {
         assert!(link.begin(server));
     });
-    link.replace(&endpoints(&["one more"])).unwrap();
+    link.replace(&endpoints(&["one more"]).into()).unwrap();
     let more = link.servers()[0].number;
     link.ask(more);
     link.take_news(Instant::now()).unwrap();

@@ -131,8 +131,8 @@ fn room_for(words: usize) -> Option<IndexRoom> {
 /// Whatever names another process had at the servers, here no two have the same, then and later.
 fn name_servers(header: &StateHeader) {
     let endpoints: Vec<Endpoint> = ["unix:/a", "unix:/b", "unix:/c"].map(|text| text.parse().unwrap()).into();
-    let mut link = ServerLink::resume(Arc::new(HostNetwork), &endpoints[..2], &header.servers).unwrap();
-    link.replace(&endpoints).unwrap();
+    let mut link = ServerLink::resume(Arc::new(HostNetwork), &endpoints[..2].to_vec().into(), &header.servers).unwrap();
+    link.replace(&endpoints.to_vec().into()).unwrap();
     let numbers: HashSet<_> = link.servers().iter().map(|server| server.number).collect();
     assert_eq!(numbers.len(), endpoints.len(), "two servers with one number");
 }

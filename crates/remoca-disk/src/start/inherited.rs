@@ -4,6 +4,7 @@
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
+use crate::endpoints::Endpoints;
 use crate::link::{KeptPool, PoolMemory};
 use crate::state::FormerSettings;
 use anyhow::{Context, Result};
@@ -116,10 +117,14 @@ impl Inherited {
 
     /// Returns what the previous program had, or `None` if it had no cache.
     pub fn cache_settings(&self) -> Option<FormerSettings> {
-        let Description { servers, cache_pages, cache_enabled, options, .. } = &self.left.description;
-        let servers: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
-        let (cache, enabled, options) = (PageCount(*cache_pages), *cache_enabled, *options);
-        (!servers.is_empty() && cache.0 > 0).then_some(FormerSettings { options, servers, cache, enabled })
+        let Description { servers, local_server, cache_pages, local_pages, .. } = &self.left.description;
+        let listed: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
+        let local_server = local_server.as_ref().map(|server| server.parse()).transpose().ok()?;
+        let (cache, local) = (PageCount(*cache_pages), local_server.as_ref().map(|_| PageCount(*local_pages)));
+        let endpoints = Endpoints { listed, local: local_server };
+        let (enabled, options) = (self.left.description.cache_enabled, self.left.description.options);
+        let is_any = !endpoints.are_none() && (cache.0 > 0 || local.is_some_and(|size| size.0 > 0));
+        is_any.then_some(FormerSettings { options, endpoints, cache, local, enabled })
     }
 
     /// Returns the mapped pools of the previous program, with the endpoints of their servers.

@@ -22,7 +22,8 @@ pub use options::{DiskOptions, Incoming, Options, PortOptions, QUEUES_DEFAULT};
 pub use wrong::WrongOptions;
 
 use crate::clock::SystemClock;
-use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Start, on_a_thread};
+use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Start, TierSizes, on_a_thread};
+use crate::endpoints::Endpoints;
 use crate::handover::Checking;
 use crate::link::{HostNetwork, ServerLink, give_back};
 use crate::migration::{HostPeers, Mark};
@@ -49,7 +50,7 @@ use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::{Reply, Secret, Status};
 use rustix::pipe::PipeFlags;
-use settings::{cache_settings, checked_cache, hash_of};
+use settings::{CacheSettings, cache_settings, checked_cache, hash_of};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -155,18 +156,18 @@ fn parts(
     kept: &mut KeptConnections,
 ) -> Result<Parts> {
     check_options(options)?;
-    let cache_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
+    let sizes_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
     let mut found = whereabouts(options, inherited.is_some())?;
     let caution = caution(options, inherited.is_some() || found.are_away);
     let (mut disks, mut exports) = disks(options, &mut found, inherited.as_mut(), kept)?;
     let (mark, lock_reaches) = mark(options, disks.iter().map(|disk| &*disk.image));
     let caution = if found.are_away { Caution::None } else { caution };
-    let (servers, cache, cache_enabled) = match caution {
-        Caution::Plain => (Vec::new(), PageCount(0), false),
-        Caution::None | Caution::Cold => cache_settings(options, cache_as_said, found.are_away, inherited.as_ref()),
+    let cache = match caution {
+        Caution::Plain => CacheSettings::default(),
+        Caution::None | Caution::Cold => cache_settings(options, sizes_as_said, found.are_away, inherited.as_ref()),
     };
     let mut port = open_port(options, u64::from_ne_bytes(random()?), &mut exports, inherited.as_mut(), kept)?;
-    let config = engine_config(options, if cache_enabled { cache } else { PageCount(0) }, disks.len())?;
+    let config = engine_config(options, cache.wanted(), disks.len())?;
     let start = || start_engine(options, &config, inherited.as_mut(), found.are_away, caution);
     let mut started = beside(&mut disks, port.as_mut(), start).context("cannot start a thread")??;
     number(&mut disks, &mut started, inherited.is_some());
@@ -182,13 +183,10 @@ fn parts(
     let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
     let migration = Migration::new(host, incoming, mark, kept_at, config, lock_reaches, found.are_away);
     let migration = migration.context("--incoming")?;
-    let control = match inherited.as_mut().and_then(Inherited::control) {
-        Some(control) => control,
-        None => ControlServer::start(&options.control).context("control socket")?,
-    };
+    let control = control_socket(options, inherited.as_mut())?;
     let trace = trace(options, inherited.is_some())?;
-    give_back(pools_of_others(&former, if cold_reason.is_none() { &servers } else { &[] }));
-    let link = link(&servers, header, inherited.as_mut()).context("cannot start the server link")?;
+    give_back(unused_pools(&former, cold_reason.is_none() && !cache.endpoints.are_none()));
+    let link = link(&cache.endpoints, header, inherited.as_mut()).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
     Ok(Parts {
         name: options.name.clone(),
@@ -197,13 +195,14 @@ fn parts(
         state,
         cold_reason,
         former,
-        cache,
-        cache_enabled,
+        sizes: cache.sizes,
+        cache_enabled: cache.enabled,
         options: hash_of(options),
         disks,
         port,
         nbd,
         link,
+        local_server: options.local_server.clone(),
         migration,
         control: Some(control),
         guest_memory_max: guest_pages(options.guest_memory_max.max(options.guest_memory)),
@@ -216,6 +215,14 @@ fn parts(
         aside: Box::new(on_a_thread),
         manager,
     })
+}
+
+/// Returns the control socket of the previous program of this process, or else a new one.
+fn control_socket(options: &Options, inherited: Option<&mut Inherited>) -> Result<ControlServer> {
+    match inherited.and_then(Inherited::control) {
+        Some(control) => Ok(control),
+        None => ControlServer::start(&options.control).context("control socket"),
+    }
 }
 
 /// Executes `work` on another thread, because it may take long, and answers the messages of front ends meanwhile.
@@ -263,11 +270,11 @@ fn disks(
 
 /// Starts the link to the memory servers, with the mapped pools of a former program. Returns `None` if there are no servers.
 fn link(
-    servers: &[Endpoint],
+    servers: &Endpoints,
     header: Option<Arc<Header>>,
     inherited: Option<&mut Inherited>,
 ) -> io::Result<Option<ServerLink>> {
-    if servers.is_empty() {
+    if servers.are_none() {
         return Ok(None);
     }
     let mut link = ServerLink::start(Arc::new(HostNetwork), servers, header)?;
@@ -335,9 +342,10 @@ fn address_and_key(incoming: &Incoming) -> Result<(Endpoint, Secret)> {
     Ok((incoming.endpoint.clone(), key.read().context("--incoming-key")?))
 }
 
-/// Returns the pools of a previous process, except those on servers that are `kept`.
-fn pools_of_others(former: &Former, kept: &[Endpoint]) -> impl Iterator<Item = RosterEntry> {
-    former.servers.iter().filter(|pool| !kept.contains(&pool.endpoint)).cloned()
+/// Returns the pools of a previous process that this one has no use for: all of them, unless it `goes_on` with the index, of
+/// which the link gives back what it does not need.
+fn unused_pools(former: &Former, goes_on: bool) -> Vec<RosterEntry> {
+    if goes_on { Vec::new() } else { former.servers.clone() }
 }
 
 /// Returns how to start after processes of this name that died by a fault of this program. Also makes this process
@@ -418,7 +426,7 @@ fn guest_pages(bytes: u64) -> PageCount {
     PageCount(sizes::short(pages))
 }
 
-fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<EngineConfig> {
+fn engine_config(options: &Options, sizes: TierSizes, disks: usize) -> Result<EngineConfig> {
     let seed = random()?;
     Ok(EngineConfig {
         disks: u16::try_from(disks)
@@ -428,7 +436,8 @@ fn engine_config(options: &Options, cache: PageCount, disks: usize) -> Result<En
             .context("a VM has fewer than 4096 disks")?,
         key: random()?,
         seed: u64::from_ne_bytes(seed),
-        cache,
+        cache: sizes.cache,
+        local: sizes.local,
         guest_memory: guest_pages(options.guest_memory),
         has_port: options.port != PortOptions::None,
         frame_sample: if options.looks_at_frames { FRAME_SAMPLE } else { 0 },

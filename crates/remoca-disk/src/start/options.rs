@@ -41,6 +41,10 @@ pub struct Options {
     pub servers: Vec<Endpoint>,
     /// Size of the cache, in bytes.
     pub cache: u64,
+    /// Size of the local tier, in bytes; 0: there is none.
+    pub local: u64,
+    /// Memory server of this host, which has the local tier.
+    pub local_server: Endpoint,
     /// Where this process may wait for its disks; `None` if it never does.
     pub incoming: Option<Incoming>,
     /// Memory for the data of requests in flight, in bytes.

@@ -50,6 +50,12 @@ impl Deaths {
         Self { path: small_file::with_ending(state, ".deaths") }
     }
 
+    /// Returns the path of the record, which is there only after deaths.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Records a death. A failure to write the record is ignored: the process dies in any case.
     pub fn note(&self) {
         self.note_at(now_ns());

@@ -22,6 +22,8 @@ pub enum StateError {
     InUse(PathBuf),
     #[error("{0} is no regular file of this user, and cannot be the state file: remove it, or say --state PATH")]
     NotOurs(PathBuf),
+    #[error("{0} is no state file of this version of remoca: it is left as it is")]
+    NotState(PathBuf),
     #[error(
         "there is no room for a state file of {} at {path}: {error}. A restart will find the cache cold. Make room, or say --state PATH",
         show_size(*bytes)

@@ -1,9 +1,9 @@
 //! What outlives an index that can no longer be used: pools that are still ours, and flushes that failed.
 
 use super::file::{StateError, check_room, open_locked, remove_beside};
-use super::header::{Header, RosterEntry, Settings, Shape};
+use super::header::{Header, MAGIC, RosterEntry, Settings, Shape};
+use crate::endpoints::Endpoints;
 use remoca_core::units::{DiskIndex, PageCount};
-use remoca_io::address::Endpoint;
 use remoca_io::small_file::with_ending;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -66,6 +66,16 @@ impl Former {
         Self::shape(file).map(|(_, disks)| disks)
     }
 
+    /// Returns whether a file is empty, or has the header of a state file, valid or not.
+    fn is_state(file: &File) -> bool {
+        let mut magic = [0; 8];
+        if file.metadata().is_ok_and(|file| file.len() == 0) {
+            return true;
+        }
+        let is_read = file.read_exact_at(&mut magic, 0).is_ok();
+        is_read && [0, MAGIC].contains(&u64::from_le_bytes(magic)) && Self::shape(file).is_some()
+    }
+
     /// Returns the shape of the file's header, and its number of disk numbers.
     fn shape(file: &File) -> Option<(Shape, u16)> {
         let word = |at| {
@@ -91,8 +101,10 @@ impl Former {
 pub struct FormerSettings {
     /// Hash of its options, or `None` if it is not known.
     pub options: Option<u64>,
-    pub servers: Vec<Endpoint>,
+    pub endpoints: Endpoints,
     pub cache: PageCount,
+    /// Size of the local tier; `None` if it had no server.
+    pub local: Option<PageCount>,
     pub enabled: bool,
 }
 
@@ -102,13 +114,35 @@ pub fn settings_at(path: &Path) -> Option<FormerSettings> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
     let former = super::file::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
-    let is_whole = |settings: &Settings| settings.servers == former.servers.len() && settings.cache.0 > 0;
+    let stay: Vec<_> = former.servers.iter().filter(|server| !server.leaves).collect();
+    let is_whole = |settings: &Settings| {
+        settings.servers + usize::from(settings.local.is_some()) == stay.len()
+            && (settings.cache.0 > 0 || settings.local.is_some_and(|size| size.0 > 0))
+    };
     let settings = former.settings.filter(is_whole)?;
-    (!former.servers.is_empty()).then(|| {
-        let servers = former.servers.iter().map(|server| server.endpoint.clone()).collect();
-        let Settings { options, cache, enabled, .. } = settings;
-        FormerSettings { options: Some(options), servers, cache, enabled }
+    (!stay.is_empty()).then(|| {
+        let mut servers = stay.iter().map(|server| server.endpoint.clone());
+        let Settings { options, cache, local, enabled, servers: count } = settings;
+        let listed = servers.by_ref().take(count).collect();
+        let endpoints = Endpoints { listed, local: servers.next() };
+        FormerSettings { options: Some(options), endpoints, cache, local, enabled }
     })
+}
+
+/// Returns what a process that is gone left at `path` besides its index, and changes nothing. Returns `None` if there is no
+/// file.
+///
+/// # Errors
+/// If another process uses the file, or it is not a private regular file of this user, or no state file.
+pub fn look(path: &Path) -> Result<Option<Former>, StateError> {
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        _ => {
+            let file = open_locked(path)?;
+            let is_state = Former::is_state(&file);
+            if is_state { Ok(Some(Former::of(&file))) } else { Err(StateError::NotState(path.into())) }
+        }
+    }
 }
 
 /// Discards the index that a previous process left at `path`, and returns what else it left.

@@ -5,8 +5,9 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
-use super::header::{NUMBER_MAX, SERVERS_MAX};
+use super::header::NUMBER_MAX;
 use super::{Clock, Former, Header, RosterEntry, Settings, StateFile, judge};
+use crate::endpoints::SERVERS_MAX;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_protocol::Token;
@@ -52,7 +53,13 @@ fn written() -> File {
         header.set_server(slot, Some(&entry(u32::try_from(slot).unwrap(), endpoint)));
     }
     header.set_server_numbers(2);
-    header.set_settings(&Settings { options: 1, cache: PageCount(8), enabled: true, servers: 2 });
+    header.set_settings(&Settings {
+        options: 1,
+        cache: PageCount(8),
+        local: Some(PageCount(2)),
+        enabled: true,
+        servers: 2,
+    });
     header.set_valid(true);
     file
 }
@@ -64,6 +71,7 @@ fn entry(number: u32, endpoint: &str) -> RosterEntry {
         token: Token([9; 16]),
         epoch: 3,
         sends: 4,
+        leaves: true,
     }
 }
 

@@ -7,6 +7,7 @@
 //! Only the I/O thread writes. The header holds the fingerprint key and the tokens of pools, so the file is readable
 //! only by its owner.
 
+use crate::endpoints::SERVERS_MAX;
 use remoca_core::engine::ServerNumber;
 use remoca_core::index::DISK_BYTES_MAX;
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
@@ -22,8 +23,6 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Maximum number of servers that one process knows.
-pub const SERVERS_MAX: usize = 16;
 /// Highest server number that is accepted from another process. As many numbers are left for new servers.
 pub const NUMBER_MAX: u32 = u32::MAX / 2;
 /// First word of a valid file. Versions 1 and 2 began with `REMOCAST`, as the page of the agent's statistics does.
@@ -43,12 +42,16 @@ const AT_NUMBERS: usize = 9;
 /// The [`Settings`]: the hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
 const AT_OPTIONS: usize = 11;
 const AT_SETTINGS: usize = 12;
+/// `size of the local tier << 1 | 1`; 0 if there is none. Its server is the one after those of the list.
+const AT_LOCAL: usize = 13;
 
 /// Bytes of an endpoint that fit into the record of its server.
 const ENDPOINT_MAX: usize = 35 * 8;
 
-/// Word of a server's record. Those of former programs of this version are 0, and have no mapped pools.
+/// Words of a server's record. Those of former programs of this version are 0: they have no mapped pools, and do not keep
+/// what they drain.
 const SERVER_SENDS: usize = 40;
+const SERVER_LEAVES: usize = 41;
 
 const DISK: usize = 16;
 const DISK_SEEN: usize = 4;
@@ -97,6 +100,8 @@ pub struct RosterEntry {
     pub epoch: u64,
     /// Number of pages that this process, and those before it, have written to mapped pools there.
     pub sends: u64,
+    /// Whether it was taken out of the list, and its pool is drained.
+    pub leaves: bool,
 }
 
 /// The current values of what `remoca set` can change. The servers are in the roster.
@@ -105,7 +110,10 @@ pub struct Settings {
     /// Hash of the options that the process was started with.
     pub options: u64,
     pub cache: PageCount,
+    /// Size of the local tier; `None` if it has no server.
+    pub local: Option<PageCount>,
     pub enabled: bool,
+    /// Number of servers of the list.
     pub servers: usize,
 }
 
@@ -359,12 +367,19 @@ impl Header {
         Settings {
             options: self.get(AT_OPTIONS),
             cache: PageCount(u32::try_from(word >> 8).unwrap_or(0)),
+            local: self.local_tier(),
             enabled: word & 1 == 1,
             servers: (word >> 1 & 0x7f) as usize,
         }
     }
 
+    fn local_tier(&self) -> Option<PageCount> {
+        let word = self.get(AT_LOCAL);
+        (word & 1 == 1).then(|| PageCount(u32::try_from(word >> 1).unwrap_or(0)))
+    }
+
     pub fn set_settings(&self, settings: &Settings) {
+        self.set(AT_LOCAL, settings.local.map_or(0, |size| u64::from(size.0) << 1 | 1));
         let (cache, servers) = (u64::from(settings.cache.0), settings.servers as u64);
         self.set(AT_SETTINGS, cache << 8 | servers << 1 | u64::from(settings.enabled));
         // Written last: with the options of a previous process the settings mean nothing.
@@ -393,6 +408,7 @@ impl Header {
             token: Token(self.pair(at + 1)),
             epoch: self.get(at + 3),
             sends: if self.shape.server > SERVER_SENDS { self.get(at + SERVER_SENDS) } else { 0 },
+            leaves: self.shape.server > SERVER_LEAVES && self.get(at + SERVER_LEAVES) == 1,
         })
     }
 
@@ -415,17 +431,23 @@ impl Header {
             self.set(at + 5 + i, u64::from_le_bytes(bytes));
         }
         self.set_sends(slot, entry.sends);
+        self.set(at + SERVER_LEAVES, entry.leaves.into());
         self.set(at, u64::from(entry.number.0) + 1);
     }
 
-    /// Records the epoch of the server in `slot`. Called before the epoch is used.
+    /// Records the epoch of the server in `slot`, if there is such a slot. Called before the epoch is used.
     pub fn set_epoch(&self, slot: usize, epoch: u64) {
-        self.set(self.server_at(slot) + 3, epoch);
+        if slot < SERVERS_MAX {
+            self.set(self.server_at(slot) + 3, epoch);
+        }
     }
 
-    /// Records how many pages were written to mapped pools of the server in `slot`. Called after they are written.
+    /// Records how many pages were written to mapped pools of the server in `slot`, if there is such a slot. Called after
+    /// they are written.
     pub fn set_sends(&self, slot: usize, sends: u64) {
-        self.set(self.server_at(slot) + SERVER_SENDS, sends);
+        if slot < SERVERS_MAX {
+            self.set(self.server_at(slot) + SERVER_SENDS, sends);
+        }
     }
 }
 

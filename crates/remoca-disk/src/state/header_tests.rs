@@ -40,7 +40,14 @@ fn empty() -> Header {
 
 fn entry(number: u8, endpoint: &str) -> RosterEntry {
     let (endpoint, token) = (endpoint.parse().unwrap(), Token([number; 16]));
-    RosterEntry { number: ServerNumber(number.into()), endpoint, token, epoch: u64::from(number) << 40, sends: 5 }
+    RosterEntry {
+        number: ServerNumber(number.into()),
+        endpoint,
+        token,
+        epoch: u64::from(number) << 40,
+        sends: 5,
+        leaves: number % 2 == 1,
+    }
 }
 
 #[test]
@@ -71,8 +78,8 @@ fn a_server_is_kept_whole_or_not_at_all() {
 #[test]
 fn settings_mean_nothing_for_new_options_before_they_are_there() {
     let header = empty();
-    let old = Settings { options: 1, cache: PageCount(100), enabled: true, servers: 2 };
-    let new = Settings { options: 2, cache: PageCount(7), enabled: false, servers: 3 };
+    let old = Settings { options: 1, cache: PageCount(100), local: None, enabled: true, servers: 2 };
+    let new = Settings { options: 2, cache: PageCount(7), local: Some(PageCount(0)), enabled: false, servers: 3 };
     header.set_settings(&old);
     let left = left_by(&header, |header| header.set_settings(&new));
     for found in left.iter().map(Header::settings) {

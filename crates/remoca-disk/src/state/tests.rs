@@ -14,6 +14,7 @@ fn config() -> EngineConfig {
         key: [7; 16],
         seed: 5,
         cache: PageCount(64),
+        local: PageCount(0),
         guest_memory: PageCount(64),
         has_port: false,
         frame_sample: 0,
@@ -34,6 +35,7 @@ fn entry(number: u32, endpoint: &str) -> RosterEntry {
         token: Token([u8::try_from(number).unwrap(); 16]),
         epoch: u64::from(number) << 33,
         sends: u64::from(number) + 1,
+        leaves: false,
     }
 }
 
@@ -394,8 +396,9 @@ fn of_a_file_of_the_former_version_all_but_the_index_is_taken() {
     let bytes: Vec<_> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     std::fs::write(&path, bytes).unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let FormerSettings { servers, cache, enabled, .. } = settings_at(&path).unwrap();
-    assert_eq!((servers, cache, enabled), (vec!["unix:/x".parse().unwrap()], PageCount(64), true));
+    let FormerSettings { endpoints, cache, local, enabled, .. } = settings_at(&path).unwrap();
+    let listed: Vec<remoca_io::address::Endpoint> = vec!["unix:/x".parse().unwrap()];
+    assert_eq!((endpoints, cache, local, enabled), (listed.into(), PageCount(64), None, true));
     let mut start = StateFile::start(&path, &config(), Before::Another).unwrap();
     assert!(start.cold_reason.is_some());
     let failed = FailedFlush { image: [1, 2, 3], errno: 5 };

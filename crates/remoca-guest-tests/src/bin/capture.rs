@@ -93,7 +93,8 @@ fn run(plan: &Plan, way: &Way, lab: &Lab, image: &Path) -> Result<String> {
     }
     read(&mut guest, plan.warmup, 10)?;
     let before = host.status()?;
-    let from_ns = parse_trace(&std::fs::read(&trace)?)?.iter().map(|record| record.issued_ns).max().unwrap_or(0) + 1;
+    let from_ns =
+        parse_trace(&std::fs::read(&trace)?)?.records.iter().map(|record| record.issued_ns).max().unwrap_or(0) + 1;
     let started = Instant::now();
     read(&mut guest, plan.reads, 11)?;
     let seconds = started.elapsed().as_secs_f64();
@@ -103,7 +104,8 @@ fn run(plan: &Plan, way: &Way, lab: &Lab, image: &Path) -> Result<String> {
     guest.shut_down()?;
     host.stop_process()?;
     let pages = after.cache.granted_bytes / 4096 + resident;
-    let bound = analysis::exact_lru(&parse_trace(&std::fs::read(&trace)?)?, Window { from_ns, to_ns: u64::MAX }, pages);
+    let bound =
+        analysis::exact_lru(&parse_trace(&std::fs::read(&trace)?)?.records, Window { from_ns, to_ns: u64::MAX }, pages);
     Ok(row(way, &before, &after, bound.block_hit_ratio, seconds))
 }
 

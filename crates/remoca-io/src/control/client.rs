@@ -1,39 +1,83 @@
 //! The client of a VM process's control socket.
 
-use remoca_protocol::control::{Command, PATIENCE, Reply};
+use remoca_protocol::control::{Command, REPLY_BYTES_MAX, Reply};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sends a command to the VM process that listens at `path`, and returns its reply.
 ///
 /// # Errors
 /// If no process listens there, the command cannot be serialized, or no valid reply arrives in time.
 pub fn call(path: &Path, command: Command) -> io::Result<Reply> {
+    call_for_stream(path, command).map(|(reply, _)| reply)
+}
+
+/// Sends a command to the VM process that listens at `path`. Returns its reply, and what it sends after the reply.
+///
+/// # Errors
+/// As for [`call`].
+pub fn call_for_stream(path: &Path, command: Command) -> io::Result<(Reply, BufReader<UnixStream>)> {
     let patience = command.patience();
-    let mut stream = connect(path)?;
-    stream.set_read_timeout(Some(patience))?;
+    exchange(path, command, patience)
+}
+
+/// Sends a command, and returns the reply if all of it arrives within `patience`.
+///
+/// # Errors
+/// As [`call`]. Nothing is known of what the process did then.
+pub fn call_within(path: &Path, command: Command, patience: Duration) -> io::Result<Reply> {
+    exchange(path, command, patience).map(|(reply, _)| reply)
+}
+
+fn exchange(path: &Path, command: Command, patience: Duration) -> io::Result<(Reply, BufReader<UnixStream>)> {
+    let give_up_at = Instant::now() + patience;
+    let mut stream = connect(path, patience)?;
     let line = command.line().map_err(io::Error::other)?;
     // A busy process may answer and close before it has received this line, so the answer counts, not the broken pipe.
     // Only one line is read, because a read error follows the answer if part of the command was left unread.
     let sent = stream.write_all(&line);
-    let mut text = Vec::new();
-    BufReader::new(stream).read_until(b'\n', &mut text).map_err(|error| explain_silence(error, patience))?;
+    let mut stream = BufReader::new(stream);
+    let text = read_line(&mut stream, give_up_at).map_err(|error| explain_silence(error, patience))?;
     if text.is_empty() {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
-    Reply::parse(&text).map_err(io::Error::other)
+    Ok((Reply::parse(&text).map_err(io::Error::other)?, stream))
+}
+
+/// Reads up to the end of a line, or of the stream, until `give_up_at`.
+fn read_line(stream: &mut BufReader<UnixStream>, give_up_at: Instant) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    while text.len() <= REPLY_BYTES_MAX {
+        let left = give_up_at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        stream.get_ref().set_read_timeout(Some(left))?;
+        let piece = match stream.fill_buf() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            read => read?,
+        };
+        let end = piece.iter().position(|byte| *byte == b'\n');
+        let count = end.map_or(piece.len(), |end| end + 1);
+        text.extend_from_slice(&piece[..end.unwrap_or(count)]);
+        stream.consume(count);
+        if count == 0 || end.is_some() {
+            return Ok(text);
+        }
+    }
+    Err(io::Error::other(format!("its answer has more than {REPLY_BYTES_MAX} bytes")))
 }
 
 /// Connects to the socket at `path`. A process that hangs accepts nobody, and its queue of clients may be full.
-fn connect(path: &Path) -> io::Result<UnixStream> {
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // Linux waits no longer for a place in the queue either.
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
     net::connect(&socket, &SocketAddrUnix::new(path)?)
-        .map_err(|error| explain_silence(io::Error::from(error), PATIENCE))?;
+        .map_err(|error| explain_silence(io::Error::from(error), patience))?;
     Ok(UnixStream::from(socket))
 }
 

@@ -24,14 +24,27 @@ const CLIENTS_MAX: usize = 16;
 /// A command and the channel for its answer.
 pub struct ControlRequest {
     pub command: Command,
-    answer: SyncSender<Reply>,
+    answer: SyncSender<Answer>,
     connection: UnixStream,
+}
+
+/// What becomes of a client.
+pub enum Answer {
+    Reply(Reply),
+    /// Another thread has its connection, and answers there.
+    Elsewhere,
 }
 
 impl ControlRequest {
     /// Sends the answer, which is dropped if the client is gone.
     pub fn answer(self, reply: Reply) {
-        let _ = self.answer.send(reply);
+        let _ = self.answer.send(Answer::Reply(reply));
+    }
+
+    /// Returns the connection, on which the caller answers. The client no longer counts among those that are served.
+    pub fn into_connection(self) -> UnixStream {
+        let _ = self.answer.send(Answer::Elsewhere);
+        self.connection
     }
 
     /// Returns the connection on which the client waits for the answer, so that another program can send it.
@@ -76,7 +89,7 @@ impl Desk {
     ///
     /// # Errors
     /// If the I/O thread is about to end.
-    pub fn hand_in(&self, command: Command, connection: UnixStream) -> io::Result<Receiver<Reply>> {
+    pub fn hand_in(&self, command: Command, connection: UnixStream) -> io::Result<Receiver<Answer>> {
         let (answer, reply) = sync_channel(1);
         self.requests.send(ControlRequest { command, answer, connection }).map_err(|_| io::ErrorKind::BrokenPipe)?;
         wake::raise(&*self.wake);
@@ -233,11 +246,14 @@ fn accept_loop(listener: &UnixListener, desk: &Desk, gate: &Arc<Gate>) {
 
 fn serve(stream: &UnixStream, desk: &Desk) -> io::Result<()> {
     let line = read_line(stream)?;
-    let reply = match Command::parse(&line) {
+    let answer = match Command::parse(&line) {
         Ok(command) => ask(command, stream.try_clone()?, desk),
-        Err(error) => Reply::Error { error: error.to_string() },
+        Err(error) => Answer::Reply(Reply::Error { error: error.to_string() }),
     };
-    reply_to(stream, &reply)
+    match answer {
+        Answer::Reply(reply) => reply_to(stream, &reply),
+        Answer::Elsewhere => Ok(()),
+    }
 }
 
 /// Reads bytes up to the end of the line or of the stream. Stops reading once there are more than a command can have.
@@ -267,9 +283,9 @@ fn reply_to(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-fn ask(command: Command, connection: UnixStream, desk: &Desk) -> Reply {
+fn ask(command: Command, connection: UnixStream, desk: &Desk) -> Answer {
     let patience = command.patience();
-    let error = |text: String| Reply::Error { error: text };
+    let error = |text: String| Answer::Reply(Reply::Error { error: text });
     let gone = || error("the process is about to end".into());
     let Ok(reply) = desk.hand_in(command, connection) else { return gone() };
     reply.recv_timeout(patience).unwrap_or_else(|failure| match failure {

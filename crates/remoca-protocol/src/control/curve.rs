@@ -2,6 +2,19 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Maximum number of sizes of a [`CurveGrid`].
+pub const CURVE_POINTS_MAX: u32 = 4096;
+
+/// Evenly spaced sizes: 0, one step, two steps and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CurveGrid {
+    /// A multiple of 4096 above 0.
+    pub step_bytes: u64,
+    /// Number of sizes, at most [`CURVE_POINTS_MAX`].
+    pub count: u32,
+}
+
 /// Miss-ratio curve of a VM or of one of its disks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CurveStatus {
@@ -20,7 +33,7 @@ pub struct CurveStatus {
     pub blocks_read: f64,
     /// Share of the evictions that are followed.
     pub followed_share: f64,
-    /// From 1 MiB to 64 GiB, four sizes for each doubling.
+    /// From 1 MiB to 64 GiB, four sizes for each doubling; or the sizes that were asked for.
     pub points: Vec<CurvePoint>,
     /// How well the past was foretold; `None` before there is anything to compare.
     pub forecast: Option<ForecastStatus>,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use curve::{CurvePoint, CurveStatus, ForecastStatus};
+pub use curve::{CURVE_POINTS_MAX, CurveGrid, CurvePoint, CurveStatus, ForecastStatus};
 pub use secret::{SECRET_BYTES, Secret, TEXT_BYTES as SECRET_TEXT_BYTES};
 pub use status::{
     CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,
@@ -20,6 +20,8 @@ pub use status::{
 
 /// Maximum size of a command in bytes.
 pub const LINE_BYTES_MAX: usize = 8192;
+/// Maximum size of an answer in bytes.
+pub const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Why an upgrade is refused that may be asked for again soon.
 pub const UPGRADE_UNDER_WAY: &str = "another upgrade is under way";
 /// Maximum time for a command to arrive, and for its answer to be received.
@@ -38,18 +40,27 @@ pub enum Command {
         /// Name of the disk.
         #[serde(default)]
         disk: Option<String>,
+        /// Sizes of the curve, in place of those from 1 MiB on.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        grid: Option<CurveGrid>,
     },
     /// Changes the settings that are given.
     Set {
         /// Size of the cache in bytes, a multiple of 4096.
         #[serde(default)]
         cache_bytes: Option<u64>,
+        /// Size of the local tier in bytes, a multiple of 4096; 0 for none. Older processes do not know it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        local_bytes: Option<u64>,
         /// Whether the cache is on. Switching it off drops all cached pages; switching it on starts cold.
         #[serde(default)]
         enabled: Option<bool>,
         /// Addresses of the memory servers, which replace the current ones.
         #[serde(default)]
         servers: Option<Vec<String>>,
+        /// Whether servers that are not among them are left at once. Otherwise their pools are drained first.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        at_once: bool,
     },
     /// Returns the status after the sizes of all images have been measured.
     Rescan,
@@ -77,6 +88,10 @@ pub enum Command {
     MigrateAbort,
     /// Takes back disks that were handed over, whatever has happened to the other process.
     MigrateTakeBack,
+    /// Sends the trace of the guest's requests and evictions on this connection, after the status, until the client is gone.
+    TraceStart,
+    /// Completes the trace that a client receives.
+    TraceStop,
 }
 
 /// Answer to a command.
@@ -106,6 +121,7 @@ impl Command {
         match self {
             Self::Status | Self::Curve { .. } | Self::Set { .. } | Self::Rescan => PATIENCE,
             Self::ClearFailedFlush { .. } | Self::ClearRemovedFlushes => PATIENCE,
+            Self::TraceStart | Self::TraceStop => PATIENCE,
             Self::Migrate { .. } | Self::MigrateAbort | Self::MigrateTakeBack => PATIENCE,
             Self::Upgrade { .. } | Self::RemoveDisk { .. } => UPGRADE_PATIENCE,
         }
@@ -163,13 +179,31 @@ mod tests {
 
     #[test]
     fn commands_are_these_lines() {
-        let set = Command::Set { cache_bytes: Some(1 << 30), enabled: None, servers: Some(vec!["unix:/s".into()]) };
+        let set = |at_once| Command::Set {
+            cache_bytes: Some(1 << 30),
+            local_bytes: Some(0),
+            enabled: None,
+            servers: Some(vec!["unix:/s".into()]),
+            at_once,
+        };
         let key = "0123456789abcdef".repeat(4);
         let migrate = Command::Migrate { to: "tcp:h:1".into(), key: key.parse().unwrap() };
         let lines = [
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
-            (Command::Curve { disk: Some("a".into()) }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
-            (set, r#"{"op":"set","cache_bytes":1073741824,"enabled":null,"servers":["unix:/s"]}"#.to_owned()),
+            (Command::Curve { disk: Some("a".into()), grid: None }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
+            (
+                Command::Curve { disk: None, grid: Some(CurveGrid { step_bytes: 1 << 20, count: 3 }) },
+                r#"{"op":"curve","disk":null,"grid":{"step_bytes":1048576,"count":3}}"#.to_owned(),
+            ),
+            (
+                set(false),
+                r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"]}"#.to_owned(),
+            ),
+            (
+                set(true),
+                r#"{"op":"set","cache_bytes":1073741824,"local_bytes":0,"enabled":null,"servers":["unix:/s"],"at_once":true}"#
+                    .to_owned(),
+            ),
             (Command::Rescan, r#"{"op":"rescan"}"#.to_owned()),
             (Command::ClearFailedFlush { disk: "a".into() }, r#"{"op":"clear-failed-flush","disk":"a"}"#.to_owned()),
             (Command::ClearRemovedFlushes, r#"{"op":"clear-removed-flushes"}"#.to_owned()),
@@ -178,6 +212,8 @@ mod tests {
             (migrate, format!(r#"{{"op":"migrate","to":"tcp:h:1","key":"{key}"}}"#)),
             (Command::MigrateAbort, r#"{"op":"migrate-abort"}"#.to_owned()),
             (Command::MigrateTakeBack, r#"{"op":"migrate-take-back"}"#.to_owned()),
+            (Command::TraceStart, r#"{"op":"trace-start"}"#.to_owned()),
+            (Command::TraceStop, r#"{"op":"trace-stop"}"#.to_owned()),
         ];
         for (command, line) in lines {
             assert_eq!(line_of(&command), format!("{line}\n"));

@@ -85,18 +85,32 @@ pub struct KnownServerStatus {
 }
 
 /// Status of one pool of the cache. Its counters are those since its session began.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PoolStatus {
     /// Endpoint of the server that has the pool.
     pub server: String,
-    /// "connected", or "away" while the server of a mapped pool cannot be reached: the pool is in use all that time.
+    /// "connected"; "draining" if no page enters the pool any more, because its server was taken out of the list or is much
+    /// slower than the others; or "away" while the server of a mapped pool cannot be reached: the pool is in use all that
+    /// time.
     pub state: String,
     /// Whether the pool is in memory of this host that the process reads and writes by itself.
     pub is_mapped: bool,
+    /// Whether the pool is the local tier, in front of all others.
+    #[serde(default)]
+    pub is_local_tier: bool,
     /// Number that is new whenever the pool starts empty, as 16 hexadecimal digits.
     pub generation: String,
     /// Size that the server granted last.
     pub granted_bytes: u64,
+    /// Part of it that holds pages. A pool that is drained is given back when nothing is.
+    #[serde(default)]
+    pub used_bytes: u64,
+    /// Blocks that the guest received from the pool.
+    #[serde(default)]
+    pub hits: u64,
+    /// Median time of its answers; `None` before there were enough.
+    #[serde(default)]
+    pub latency_us: Option<f64>,
     /// Pages that were sent to the pool.
     pub pages_sent: u64,
     /// Pages that the pool was asked for, and those that it sent.
@@ -110,9 +124,16 @@ pub struct PoolStatus {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
     pub enabled: bool,
+    /// Sizes without the local tier.
     pub wanted_bytes: u64,
     pub granted_bytes: u64,
+    /// Memory of all tiers that holds pages.
     pub used_bytes: u64,
+    /// Sizes of the local tier.
+    #[serde(default)]
+    pub local_wanted_bytes: u64,
+    #[serde(default)]
+    pub local_granted_bytes: u64,
     /// Source of the pages that enter the cache now: "evictions" that the agent reports, "frames" of guest memory
     /// before reads overwrite them, or blocks that the guest "reads".
     pub admission: String,

@@ -14,6 +14,7 @@ use remoca_disk::migration::{Incoming, Peer, PeerNetwork};
 use remoca_disk::testing::{FarEnd, Wanted, listening};
 use remoca_frontend::device::Frontend;
 use remoca_io::address::Endpoint;
+use remoca_io::control::Answer;
 use remoca_io::wake::Wake;
 use remoca_protocol::control::{Command, Reply, Secret};
 use remoca_store::{AlignedStore, Geometry, VacantStore};
@@ -86,7 +87,7 @@ pub(super) struct Move {
     /// Number of the move, for its events.
     number: u64,
     /// Receives the reply that says whether the disks may go.
-    answer: Receiver<Reply>,
+    answer: Receiver<Answer>,
 }
 
 impl Move {
@@ -174,9 +175,9 @@ impl World<'_> {
         }
         let Some(moving) = &self.moving else { return };
         match moving.answer.try_recv() {
-            Ok(Reply::Status(_) | Reply::Curve(_)) => {}
+            Ok(Answer::Reply(Reply::Status(_) | Reply::Curve(_)) | Answer::Elsewhere) => {}
             Err(TryRecvError::Empty) => return self.schedule(MS, Event::GuestStops(number)),
-            Ok(Reply::Error { error }) => {
+            Ok(Answer::Reply(Reply::Error { error })) => {
                 self.note(|| format!("the move is refused: {error}"));
                 self.tally.moves_refused += 1;
                 return self.end_move();

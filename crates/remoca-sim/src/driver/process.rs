@@ -21,11 +21,11 @@ use remoca_frontend::testing::DirectFrontEnd;
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::BufferPool;
-use remoca_io::control::{ControlServer, Desk};
+use remoca_io::control::{Answer, ControlServer, Desk};
 use remoca_io::service::ServiceManager;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::DiskTraffic;
-use remoca_protocol::control::{Command, Reply, Secret};
+use remoca_protocol::control::{Command, Secret};
 use remoca_protocol::offer::Offers;
 use remoca_store::{AlignedStore, Store};
 use std::fs::File;
@@ -44,7 +44,7 @@ pub(super) struct Process {
     pub(super) driver: Driver,
     pub(super) desk: Desk,
     /// Replies to commands; kept so that answers have a receiver.
-    pub(super) replies: Vec<Receiver<Reply>>,
+    pub(super) replies: Vec<Receiver<Answer>>,
     /// Front ends of its disks, while the guest runs at another host.
     pub(super) fronts: Vec<DirectFrontEnd>,
 }
@@ -71,6 +71,7 @@ impl World<'_> {
             key: conditions.key,
             seed: 1,
             cache: PageCount(conditions.slots),
+            local: PageCount(0),
             guest_memory: PageCount(conditions.resident),
             has_port: conditions.has_port,
             frame_sample: conditions.frame_sample,
@@ -130,7 +131,7 @@ impl World<'_> {
         let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
         let config = EngineConfig { key, seed, ..config };
         let servers: Vec<Endpoint> = self.listed.iter().copied().map(super::servers::endpoint).collect();
-        let link = ServerLink::start(Arc::new(self.network.clone()), &servers, header);
+        let link = ServerLink::start(Arc::new(self.network.clone()), &servers.into(), header);
         let nbd = self.open_nbd();
         let listener = self.listener.try_clone().expect("the system has descriptors left").into();
         let (control, desk) = ControlServer::unattended(listener, None).expect("the system has descriptors left");
@@ -143,13 +144,14 @@ impl World<'_> {
             state,
             cold_reason,
             former,
-            cache: config.cache,
+            sizes: remoca_disk::driver::TierSizes { cache: config.cache, local: config.local },
             cache_enabled: true,
             options: 1,
             disks,
             port,
             nbd,
             link: Some(link.expect("the list of servers is one")),
+            local_server: super::servers::endpoint(0),
             migration: self.migration(incoming, config),
             control: Some(control),
             buffers: BufferPool::new(self.plan.conditions.buffer_bytes),
@@ -355,12 +357,14 @@ impl World<'_> {
     pub(super) fn resize(&mut self, pages: u32) {
         self.note(|| format!("the operator sets the cache to {pages} pages"));
         let cache_bytes = (pages > 0).then_some(u64::from(pages) * PAGE_SIZE_U64);
-        self.command(Command::Set { cache_bytes, enabled: Some(pages > 0), servers: None });
+        let enabled = Some(pages > 0);
+        self.command(Command::Set { cache_bytes, local_bytes: None, enabled, servers: None, at_once: false });
     }
 
     pub(super) fn enable(&mut self, is_on: bool) {
         self.note(|| format!("the operator switches the cache: {is_on}"));
-        self.command(Command::Set { cache_bytes: None, enabled: Some(is_on), servers: None });
+        let enabled = Some(is_on);
+        self.command(Command::Set { cache_bytes: None, local_bytes: None, enabled, servers: None, at_once: false });
     }
 
     pub(super) fn list_servers(&mut self, servers: &[usize]) {
@@ -368,7 +372,8 @@ impl World<'_> {
         self.tally.server_lists += 1;
         self.listed = servers.to_vec();
         let servers = servers.iter().map(|server| super::servers::endpoint(*server).to_string()).collect();
-        self.command(Command::Set { cache_bytes: None, enabled: None, servers: Some(servers) });
+        let (servers, at_once) = (Some(servers), self.tally.server_lists.is_multiple_of(2));
+        self.command(Command::Set { cache_bytes: None, local_bytes: None, enabled: None, servers, at_once });
     }
 
     /// Checks, at the end of a process, what it reports about itself.

@@ -1,5 +1,6 @@
 //! The engine's actions. Each action is checked for whether the engine may request it.
 
+use super::local::LOCAL;
 use super::{Event, Outcome, Outstanding, World};
 use crate::content::{BLOCK_SECTORS, Block, SECTOR_SIZE, Sector, block_at, describe};
 use crate::guest::{DiskState, Pending, touched};
@@ -7,7 +8,7 @@ use crate::plan::Kind;
 use crate::server::Message;
 use crate::violation::{Promise, Violation};
 use crate::wire::ConnectionId;
-use remoca_core::engine::{Action, FetchId, GuestOp, PoolSlot, RequestId, ServerNumber};
+use remoca_core::engine::{Action, Admitted, FetchId, GuestOp, PoolSlot, RequestId, ServerNumber};
 use remoca_core::units::{DiskIndex, PageCount};
 
 impl World<'_> {
@@ -26,13 +27,23 @@ impl World<'_> {
                     self.deliver(request, offset, &sectors)?;
                 }
                 Action::Complete { request, result } => self.completed(request, result)?,
+                Action::Fetch { fetch, at } if at.server == LOCAL => self.local_fetch(fetch, at)?,
                 Action::Fetch { fetch, at } => self.fetch(fetch, at)?,
-                Action::SendBlock { admitted, request, offset } => self.send_block(admitted.at, request, offset)?,
+                Action::SendBlock { admitted, request, offset } => self.send_block(admitted, request, offset)?,
                 Action::MovePage { server, from, to } => {
                     self.check_not_reused(PoolSlot { server, slot: to })?;
                     self.tally.moves += 1;
-                    self.send(server, Message::Move { from, to })?;
+                    match server {
+                        LOCAL => self.local_message(Message::Move { from, to })?,
+                        server => self.send(server, Message::Move { from, to })?,
+                    }
                 }
+                Action::SetSize { server: LOCAL, npages } => self.local_set_size(npages)?,
+                Action::Ask(LOCAL) => self.local_ask()?,
+                Action::Use(LOCAL) => self.local_use()?,
+                Action::Release(LOCAL) => self.local_release()?,
+                Action::GiveUp(LOCAL) => self.local_give_up(),
+                Action::Leave(LOCAL) => self.local_leave()?,
                 Action::SetSize { server, npages } => self.set_size(server, npages)?,
                 Action::Ask(server) => self.ask(server)?,
                 Action::Use(server) => self.use_connection(server)?,
@@ -146,7 +157,7 @@ impl World<'_> {
         self.send(at.server, Message::Request { fetch, slot: at.slot })
     }
 
-    fn send_block(&mut self, at: PoolSlot, id: RequestId, offset: u32) -> Outcome {
+    fn send_block(&mut self, admitted: Admitted, id: RequestId, offset: u32) -> Outcome {
         let start = offset as usize / SECTOR_SIZE;
         let page = match self.vm.guest.pending(id) {
             Some(pending) if start + BLOCK_SECTORS <= pending.buffer.len() => block_at(&pending.buffer, start),
@@ -155,14 +166,13 @@ impl World<'_> {
                 return self.fail(Violation::new(Promise::ProtocolKept, text));
             }
         };
-        self.send_page(at, page)
+        self.send_admitted(admitted, page)
     }
 
     /// Sends SENDPAGE to a server.
     pub(super) fn send_page(&mut self, at: PoolSlot, page: Block) -> Outcome {
         self.check_not_reused(at)?;
         self.tally.pages_sent += 1;
-        self.vm.life.pages_sent += 1;
         self.send(at.server, Message::SendPage { slot: at.slot, page })?;
         let waiting = self.vm.wire_to(at.server).map_or(0, |wire| wire.pages_waiting());
         if waiting > self.vm.machine.send_window {

@@ -2,6 +2,7 @@
 //! at the end.
 
 use super::guest_side::EIO;
+use super::local::LOCAL;
 use super::vm::FlushFailure;
 use super::{Outcome, World};
 use crate::content::{BLOCK_SECTORS, bytes};
@@ -127,6 +128,7 @@ impl World<'_> {
         let faults = self.plan.scenario.faults;
         if !faults.lies {
             self.check_size()?;
+            self.check_local_size()?;
             let wrong = self.vm.engine.stats().fetch_wrong;
             if wrong != 0 {
                 let text = format!("{wrong} wrong pages of honest servers");
@@ -203,9 +205,10 @@ impl World<'_> {
         let owner = self.owner();
         let size = |at: usize| self.donors[at].pools.get(&owner).map(Pool::size).unwrap_or_default();
         let is_right = |pool: &PoolStatus| size(self.vm.server(pool.server)) == pool.granted;
-        let sizes = status.pools.iter().all(is_right);
+        let remote = || status.pools.iter().filter(|pool| !pool.is_local);
+        let sizes = remote().all(is_right);
         let listed = |server: &usize| self.vm.listed >> server & 1 == 1;
-        let placed = status.pools.iter().all(|pool| listed(&self.vm.server(pool.server)));
+        let placed = remote().all(|pool| listed(&self.vm.server(pool.server)));
         let free: u32 = (0..self.donors.len()).filter(listed).map(|at| self.donors[at].free()).sum();
         let short = status.wanted.0 - status.granted.0.min(status.wanted.0);
         let reached = status.granted <= status.wanted && (short == 0 || free == 0 || !self.others.is_empty());
@@ -222,6 +225,9 @@ impl World<'_> {
         let owner = self.owner();
         let held = |slot: SlotIndex| {
             let (pool, slot) = index.place_of(slot)?;
+            if index.pool(pool)?.server == LOCAL.0 {
+                return self.vm.local.current(self.vm.host)?.page(slot);
+            }
             let server = self.vm.server(ServerNumber(index.pool(pool)?.server));
             self.donors[server].pools.get(&owner)?.page(slot)
         };

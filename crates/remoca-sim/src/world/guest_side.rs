@@ -279,7 +279,7 @@ impl World<'_> {
             return Ok(());
         }
         match evicted {
-            Evicted::Admit(admitted) => self.send_page(admitted.at, page)?,
+            Evicted::Admit(admitted) => self.send_admitted(admitted, page)?,
             Evicted::Unmatched if must_know => {
                 let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
@@ -300,9 +300,8 @@ impl World<'_> {
             self.vm.outstanding.values().map(|outstanding| &outstanding.at).filter(ours).collect();
         let slots = pool.slots.free + pool.slots.used + pool.slots.draining;
         let wire = self.vm.wires.iter().find(|wire| wire.number == pool.server);
-        pool.hedging.breaker == BreakerState::Closed
-            && wire.is_some_and(|wire| wire.pages_waiting() < self.vm.machine.send_window)
-            && pinned.len() < slots as usize
+        let has_window = pool.is_local || wire.is_some_and(|wire| wire.pages_waiting() < self.vm.machine.send_window);
+        pool.hedging.breaker == BreakerState::Closed && has_window && pinned.len() < slots as usize
     }
 
     /// Captures the pages under these sectors of a read's buffer before they are overwritten, if the engine wants them.
@@ -328,7 +327,7 @@ impl World<'_> {
             return Ok(());
         }
         if let Evicted::Admit(admitted) = judged {
-            self.send_page(admitted.at, page)?;
+            self.send_admitted(admitted, page)?;
         }
         if must_know && judged == Evicted::Unmatched {
             let text = format!("{} is what the disk holds, and was called unknown", describe(&page));

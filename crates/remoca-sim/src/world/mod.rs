@@ -8,6 +8,7 @@ mod actions;
 mod changes;
 mod checks;
 mod guest_side;
+mod local;
 mod moving;
 mod network;
 mod process;
@@ -25,6 +26,7 @@ use crate::violation::{Promise, Violation};
 use crate::wire::ConnectionId;
 use crate::{HostRule, Options, Tally};
 use changes::Change;
+use local::LocalEvent;
 use moving::Move;
 use region::Region;
 use remoca_core::engine::{Leaving, PoolOffer, RequestId, ServerNumber};
@@ -105,6 +107,8 @@ pub(crate) enum Event {
     Attach(u16),
     /// A buffer is available for a disk read that waited for one.
     Feed(RequestId, u64),
+    /// An event of the VM's local tier.
+    Local(LocalEvent),
     /// An event in this migration.
     Move(u64, Move),
     /// The plan is over: the servers work, and dead connections are noticed.
@@ -250,6 +254,7 @@ impl<'a> World<'a> {
                 self.bury();
             }
             if self.vm.up {
+                self.vm.local.count();
                 self.arm_timer();
                 self.check_always()?;
                 if self.event.is_multiple_of(AUDIT_EVERY) {
@@ -281,6 +286,7 @@ impl<'a> World<'a> {
             Event::IoDone { disk, io } => self.io_done(disk, io),
             Event::Evicted(page) => self.evicted(page),
             Event::Feed(id, serial) => self.feed(id, serial),
+            Event::Local(event) => self.local_event(event),
             Event::Leave(connection) => self.leave(connection),
             Event::ToServer { server, connection, number, message } => {
                 self.arrive_at_server(server, connection, number, message)
@@ -315,16 +321,26 @@ impl<'a> World<'a> {
             Stimulus::GuestMemory(pages) => {
                 self.vm.resident = *pages;
                 if self.vm.up {
-                    self.fit_index(self.vm.engine.status().wanted);
+                    let status = self.vm.engine.status();
+                    self.fit_index(PageCount(status.wanted.0 + status.local_wanted.0));
                 }
             }
             Stimulus::Cut(notice_ns) => self.cut(*notice_ns),
             Stimulus::Hang => self.hang(),
             Stimulus::Stop(server, ns) => self.stop(*server, *ns),
-            Stimulus::Restart(server) => self.restart(*server),
+            Stimulus::Restart(server) => {
+                self.local_fault(None, 0);
+                self.restart(*server);
+            }
             Stimulus::Away(server, ns) => self.away(*server, *ns),
-            Stimulus::Gone(server, ns) => self.gone(*server, *ns),
-            Stimulus::Take(server, count) => self.take_pages(*server, *count),
+            Stimulus::Gone(server, ns) => {
+                self.local_fault(None, *ns);
+                self.gone(*server, *ns);
+            }
+            Stimulus::Take(server, count) => {
+                self.local_fault(Some(*count), 0);
+                self.take_pages(*server, *count);
+            }
             Stimulus::Memory(server, pages) => {
                 self.note(None, || format!("server {server} has {pages} pages"));
                 self.donors[*server].memory = *pages;
@@ -348,34 +364,40 @@ impl<'a> World<'a> {
     fn resize(&mut self, size: u32) -> Outcome {
         self.note(None, || format!("the operator sets the cache to {size} pages"));
         self.vm.config.cache = PageCount(size);
-        if size == 0 {
+        self.resize_local();
+        if size + self.vm.config.local.0 == 0 {
             self.vm.guest.forget_known();
         }
         if !self.vm.up {
             return Ok(());
         }
-        self.fit_index(PageCount(size));
-        self.vm.engine.resize(self.clock(), PageCount(size));
+        self.set_sizes();
         self.execute()
+    }
+
+    /// Sets the sizes of the cache and of its local tier in the engine.
+    fn set_sizes(&mut self) {
+        let (cache, local) = (self.vm.config.cache, self.vm.config.local);
+        self.fit_index(PageCount(cache.0 + local.0));
+        self.vm.engine.resize(self.clock(), cache, local);
     }
 
     /// Sets the operator's list to the servers whose bits are set.
     fn set_servers(&mut self, bits: u32) -> Outcome {
         let leaving = if self.random.one_in(2) { Leaving::Drained } else { Leaving::AtOnce };
-        for server in 0..self.donors.len() {
-            // One that is drained keeps its number, because it may be listed again before its pool is given back.
-            let is_drained = leaving == Leaving::Drained && self.vm.wires.iter().any(|wire| wire.server == server);
-            if self.vm.listed >> server & 1 == 1 && bits >> server & 1 == 0 && !is_drained {
-                self.vm.listings[server] += 1;
-            }
-        }
-        self.vm.listed = bits;
+        let listed = std::mem::replace(&mut self.vm.listed, bits);
         if !self.vm.up {
             return Ok(());
         }
         let servers = self.listed_servers();
         self.note(None, || format!("the servers are {servers:?}, others are {leaving:?}"));
         self.vm.engine.set_servers(self.clock(), &servers, leaving);
+        for server in (0..self.donors.len()).filter(|server| listed & !bits >> server & 1 == 1) {
+            // One that is drained keeps its number, because it may be listed again before its pool is given back.
+            if !self.vm.engine.has_server(self.vm.server_number(server)) {
+                self.vm.listings[server] += 1;
+            }
+        }
         self.execute()
     }
 

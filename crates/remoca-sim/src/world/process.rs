@@ -3,6 +3,7 @@
 //! Requests of the dead process to a disk take effect later, in part or never, but before its successor gets the
 //! image's lock. The successor then receives all pending requests of the guest, in the order of arrival.
 
+use super::local::LOCAL;
 use super::region::{Fuse, Region};
 use super::vm::{cold_engine, warm_engine};
 use super::{Event, Outcome, World};
@@ -60,6 +61,7 @@ impl World<'_> {
     pub(super) fn end_process(&mut self, end: End) {
         self.lose_session();
         let vm = &mut self.vm;
+        vm.local.lose_process(end != End::Killed);
         self.tally.stats.add(&vm.engine.stats());
         match end {
             End::Upgraded => {
@@ -72,7 +74,8 @@ impl World<'_> {
         let torn = vm.fuse.has_burnt();
         self.tally.torn_indexes += u64::from(torn);
         vm.knew = (!torn).then(|| vm.knowledge());
-        let (empty, fuse) = cold_engine(&remoca_core::engine::EngineConfig { cache: PageCount(0), ..vm.config });
+        let (empty, fuse) =
+            cold_engine(&remoca_core::engine::EngineConfig { cache: PageCount(0), local: PageCount(0), ..vm.config });
         vm.engine = empty;
         vm.remains = std::mem::replace(&mut vm.fuse, fuse).take_remains();
         vm.up = false;
@@ -168,13 +171,19 @@ impl World<'_> {
     pub(super) fn start_process(&mut self) -> Outcome {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
         let moved = self.vm.moved.take();
+        let leaving = if moved.is_some() { Leaving::AtOnce } else { Leaving::Drained };
         let origin = moved.as_ref().map_or(Origin::Own, |moved| Origin::Stranger(moved));
         match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words, origin)) {
             Some((engine, fuse)) => self.start_warm(engine, fuse)?,
             None => self.start_cold(),
         }
+        if moved.is_some() {
+            self.vm.local.forget_counts();
+        }
         let servers = self.listed_servers();
-        self.vm.engine.set_servers(self.clock(), &servers, Leaving::AtOnce);
+        let local = (self.vm.machine.local > 0).then_some(LOCAL);
+        self.vm.engine.set_local_server(self.clock(), local);
+        self.vm.engine.set_servers(self.clock(), &servers, leaving);
         self.execute()?;
         self.hand_over_all()
     }
@@ -199,6 +208,7 @@ impl World<'_> {
         self.note(None, || "the process starts cold".into());
         self.tally.cold_starts += 1;
         self.vm.token += 1;
+        self.vm.local.end_pools();
         let (engine, fuse) = cold_engine(&self.vm.config);
         self.vm.begin(engine, fuse);
         self.forget_flush_failures();
@@ -208,15 +218,14 @@ impl World<'_> {
         self.note(None, || "the process starts warm".into());
         self.tally.warm_starts += 1;
         self.vm.begin(engine, fuse);
-        let is_off = self.vm.config.cache.0 == 0;
+        let is_off = self.vm.config.cache.0 + self.vm.config.local.0 == 0;
         if let Some(knew) = self.vm.knew.take().filter(|_| !is_off)
             && knew != self.vm.knowledge()
         {
             let text = format!("{knew:?} was known, and {:?} is", self.vm.knowledge());
             self.fail(Violation::new(Promise::Useful, text))?;
         }
-        self.fit_index(self.vm.config.cache);
-        self.vm.engine.resize(self.clock(), self.vm.config.cache);
+        self.set_sizes();
         Ok(())
     }
 
@@ -245,6 +254,7 @@ impl World<'_> {
         if self.vm.up {
             self.end_process(End::Killed);
         }
+        self.vm.local.end_pools();
         if self.holds(HostRule::SameBoot) {
             self.vm.remains = None;
         }

@@ -1,5 +1,6 @@
 //! One VM: its guest, its disks, and the process that serves them, with that process's end of the network.
 
+use super::local::LocalTier;
 use super::moving::Moving;
 use super::region::{Fuse, Region};
 use crate::content::{BLOCK_SECTORS, Block, Sector};
@@ -93,6 +94,7 @@ pub(super) struct Vm<'a> {
     pub(super) timer_at: Option<Nanos>,
     /// Connections of its sessions.
     pub(super) wires: Vec<Wire>,
+    pub(super) local: LocalTier,
     /// Name of its pools at the servers.
     pub(super) token: u64,
     /// Servers in the operator's list, a bit for each.
@@ -120,6 +122,7 @@ impl<'a> Vm<'a> {
             key: machine.key,
             seed: 1,
             cache: PageCount(machine.slots),
+            local: PageCount(machine.local),
             guest_memory: PageCount(machine.resident),
             has_port: machine.has_port && !agentless,
             frame_sample: machine.frame_sample,
@@ -159,6 +162,7 @@ impl<'a> Vm<'a> {
             ahead_ns: 0,
             timer_at: None,
             wires: Vec::new(),
+            local: LocalTier::new(machine.local * 3 / 2),
             token: 0,
             listed: (1 << servers) - 1,
             listings: vec![0; servers],
@@ -191,7 +195,7 @@ impl<'a> Vm<'a> {
 
     /// Returns whether any server owes the answer to a SETSIZE.
     pub(super) fn is_size_owed(&self) -> bool {
-        self.wires.iter().any(|wire| wire.size_asked)
+        self.local.is_size_owed || self.wires.iter().any(|wire| wire.size_asked)
     }
 
     /// Returns whether its process died during this event. If so, nothing further happens.

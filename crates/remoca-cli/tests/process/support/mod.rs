@@ -1,9 +1,11 @@
 //! Shared parts of the tests: programs, a machine with a model of its disks, and a memory server that lies.
 
 pub mod fake_server;
+pub mod fake_vm;
 pub mod hanging_fs;
 pub mod machine;
 pub mod model;
+pub mod page;
 pub mod program;
 pub mod random;
 pub mod syscalls;

@@ -348,26 +348,31 @@ pub struct Nbdkit {
     socket: PathBuf,
     image: PathBuf,
     block: usize,
+    /// Time that each read takes at least, as nbdkit's filter wants it; empty for none.
+    delay: &'static str,
 }
 
 impl Nbdkit {
     pub fn start(socket: &Path, image: &Path) -> Self {
-        Self::start_in_blocks(socket, image, 4096)
+        Self::start_in_blocks(socket, image, 4096, "")
     }
 
-    pub fn start_in_blocks(socket: &Path, image: &Path, block: usize) -> Self {
+    pub fn start_in_blocks(socket: &Path, image: &Path, block: usize, delay: &'static str) -> Self {
         // Removes what a killed predecessor left.
         let _ = std::fs::remove_file(socket);
         let mut command = command("nbdkit");
         command.args(["-f", "--filter=blocksize-policy", "-U"]).arg(socket).arg("file").arg(image);
         command.arg(format!("blocksize-minimum={block}"));
         command.args(["blocksize-preferred=4K", "blocksize-error-policy=error"]);
+        if !delay.is_empty() {
+            command.arg("--filter=delay").arg(format!("rdelay={delay}"));
+        }
         let mut program = Program::start(&mut command, &socket.with_extension("log"));
         wait_until("nbdkit listens", || {
             assert!(program.is_running(), "{}", program.log());
             UnixStream::connect(socket).is_ok()
         });
-        Self { program, socket: socket.into(), image: image.into(), block }
+        Self { program, socket: socket.into(), image: image.into(), block, delay }
     }
 
     /// Returns the URI for `--image`.
@@ -377,7 +382,7 @@ impl Nbdkit {
 
     /// Restarts nbdkit, after it was killed.
     pub fn restart(&mut self) {
-        *self = Self::start_in_blocks(&self.socket, &self.image, self.block);
+        *self = Self::start_in_blocks(&self.socket, &self.image, self.block, self.delay);
     }
 }
 

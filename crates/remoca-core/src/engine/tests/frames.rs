@@ -108,9 +108,9 @@ fn with_an_agent_no_frame_is_looked_at() {
     never.connect(1, 8, 0);
     assert_eq!(overwrite(&mut never, 1000, 0), 0);
     // The same holds while the cache is off, or there is no server.
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     assert_eq!(overwrite(&mut bench, 1000, 1), 0);
-    bench.engine.resize(bench.now, PageCount(8));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
     bench.disconnect();
     assert_eq!(overwrite(&mut bench, 1000, 1), 0);
 }

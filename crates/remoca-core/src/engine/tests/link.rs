@@ -97,7 +97,7 @@ fn a_shrink_moves_the_newest_pages_down_before_it_is_asked_for() {
     for bno in 0..8 {
         bench.cache(bno, u8::try_from(bno + 1).unwrap());
     }
-    bench.engine.resize(bench.now, PageCount(2));
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
     let actions = bench.actions();
     let (moves, [Action::SetSize { npages: PageCount(2), .. }]) = actions.split_at(actions.len() - 1) else {
         panic!("SETSIZE is the last: {actions:?}")
@@ -120,7 +120,7 @@ fn moves_that_were_on_the_way_are_given_up() {
     for bno in 0..8 {
         bench.cache(bno, u8::try_from(bno + 1).unwrap());
     }
-    bench.engine.resize(bench.now, PageCount(2));
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
     bench.actions();
     bench.disconnect();
     // All sends arrived; whether the moves did is unknown.
@@ -133,9 +133,9 @@ fn moves_that_were_on_the_way_are_given_up() {
 fn no_slot_is_used_that_the_server_was_told_to_drop() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     assert_eq!(bench.actions(), [set_size(PageCount(0))]);
-    bench.engine.resize(bench.now, PageCount(8));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
     assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Dropped);
     bench.engine.handle_sized(bench.now, SERVER, PageCount(0));
@@ -188,7 +188,7 @@ impl Bench {
 #[test]
 fn a_shrink_takes_many_turns_of_which_none_is_long() {
     let mut bench = large(2000, 64);
-    bench.engine.resize(bench.now, PageCount(500));
+    bench.engine.resize(bench.now, PageCount(500), PageCount(0));
     let (mut turns, mut moves) = (0, 0);
     loop {
         let actions = bench.actions();
@@ -218,14 +218,14 @@ fn a_shrink_takes_many_turns_of_which_none_is_long() {
 fn another_size_in_the_middle_of_a_shrink_counts_from_there() {
     for (size, asked) in [(2000, None), (1900, Some(1900)), (100, Some(100)), (0, Some(0))] {
         let mut bench = large(2000, 64);
-        bench.engine.resize(bench.now, PageCount(500));
+        bench.engine.resize(bench.now, PageCount(500), PageCount(0));
         for _ in 0..TURNS {
             assert!(bench.actions().iter().all(|action| matches!(action, Action::MovePage { .. })));
             bench.engine.handle_timer(bench.now);
         }
         bench.actions();
         assert!((501..1900).contains(&bench.capacity()), "{}", bench.capacity());
-        bench.engine.resize(bench.now, PageCount(size));
+        bench.engine.resize(bench.now, PageCount(size), PageCount(0));
         let mut actions = bench.actions();
         while bench.engine.next_deadline() == Some(Nanos(0)) && !matches!(actions.last(), Some(Action::SetSize { .. }))
         {
@@ -243,7 +243,7 @@ fn another_size_in_the_middle_of_a_shrink_counts_from_there() {
 #[test]
 fn a_lost_connection_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
     let mut bench = large(2000, 64);
-    bench.engine.resize(bench.now, PageCount(500));
+    bench.engine.resize(bench.now, PageCount(500), PageCount(0));
     for _ in 0..TURNS {
         bench.timer();
     }
@@ -261,7 +261,7 @@ fn a_lost_connection_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
 fn a_process_that_is_replaced_in_the_middle_of_a_shrink_leaves_a_pool_that_goes_on() {
     for closes in [true, false] {
         let mut bench = large(2000, 64);
-        bench.engine.resize(bench.now, PageCount(500));
+        bench.engine.resize(bench.now, PageCount(500), PageCount(0));
         for _ in 0..TURNS {
             bench.timer();
         }
@@ -316,7 +316,7 @@ fn a_server_that_grants_less_is_asked_for_nothing_that_it_does_not_have() {
 #[test]
 fn a_server_answers_for_some_moves_before_there_are_more() {
     let mut bench = large(20_000, 1024);
-    bench.engine.resize(bench.now, PageCount(12_000));
+    bench.engine.resize(bench.now, PageCount(12_000), PageCount(0));
     let (mut since, mut moves, mut sizes) = (0, 0, Vec::new());
     loop {
         for action in bench.actions() {
@@ -349,12 +349,12 @@ fn a_server_answers_for_some_moves_before_there_are_more() {
 fn off_forgets_and_on_is_cold() {
     let mut bench = Bench::connected();
     bench.cache(3, 1);
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     assert_eq!(bench.grant(), []);
     assert!(!bench.engine.status().enabled);
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
     assert!(!bench.known(3));
-    bench.engine.resize(bench.now, PageCount(8));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
     bench.grant();
     assert_eq!(bench.read(0, blocks(3, 1)), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
 }
@@ -385,7 +385,7 @@ fn a_larger_index_takes_everything_along() {
     assert_eq!(bench.engine.needs_layout(PageCount(20), PageCount(64)), None);
     // The offer was for less, but some time has passed.
     bench.wait(10_000 * MS);
-    bench.engine.resize(bench.now, PageCount(20));
+    bench.engine.resize(bench.now, PageCount(20), PageCount(0));
     bench.grant();
     assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
     assert!(bench.cached(3));
@@ -399,11 +399,11 @@ fn a_larger_index_takes_over_requests_for_slots_that_were_cut_off() {
         bench.cache(bno, u8::try_from(bno + 1).unwrap());
     }
     let fetch = only_fetch(&bench.read(0, blocks(7, 1)));
-    bench.engine.resize(bench.now, PageCount(2));
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
     bench.grant();
     let layout = bench.engine.needs_layout(PageCount(20), PageCount(64)).unwrap();
     bench.engine.replace_index(layout, vec![0; layout.words()]);
-    bench.engine.resize(bench.now, PageCount(20));
+    bench.engine.resize(bench.now, PageCount(20), PageCount(0));
     bench.grant();
     assert_eq!(bench.engine.index().slot_counts().draining, 1, "slot 7 waits for its reply");
     bench.page_comes(fetch, 8);
@@ -483,11 +483,11 @@ fn a_server_that_gives_another_size_is_not_asked_without_end() {
 #[test]
 fn a_size_that_changed_while_the_last_one_was_refused_is_asked_for_at_once() {
     let mut bench = Bench::connected();
-    bench.engine.resize(bench.now, PageCount(2));
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
     bench.grant();
-    bench.engine.resize(bench.now, PageCount(8));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
     assert_eq!(bench.actions(), [set_size(PageCount(8))]);
-    bench.engine.resize(bench.now, PageCount(1));
+    bench.engine.resize(bench.now, PageCount(1), PageCount(0));
     assert_eq!(bench.actions(), [], "one SETSIZE at a time");
     bench.engine.handle_size_refused(bench.now, SERVER, PageCount(3));
     assert_eq!(bench.actions(), [set_size(PageCount(1))]);

@@ -61,7 +61,7 @@ fn without_a_server_or_switched_off_pages_are_dropped() {
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));
     assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Dropped);
     bench.connect(1, 8, 0);
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Dropped);
     assert!(!bench.known(3));
     assert_counted(&bench);
@@ -106,11 +106,11 @@ fn an_agent_whose_pages_never_match_is_told_to_send_fewer() {
 fn while_the_cache_is_off_the_agent_is_told_to_send_what_the_curves_need() {
     let mut bench = Bench::connected();
     let size = bench.engine.status().wanted;
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     assert_eq!(bench.engine.advice(), 8);
     bench.engine.keep_curves(false);
     assert_eq!(bench.engine.advice(), 1024, "all but stop");
-    bench.engine.resize(bench.now, size);
+    bench.engine.resize(bench.now, size, PageCount(0));
     assert_eq!(bench.engine.advice(), 0);
 }
 

@@ -420,11 +420,11 @@ fn a_larger_cache_may_need_another_server() {
     bench.answer(A, room(1, 8));
     bench.answer(B, None);
     bench.gives(A, 8);
-    bench.engine.resize(bench.now, PageCount(4));
+    bench.engine.resize(bench.now, PageCount(4), PageCount(0));
     bench.all_actions();
     bench.gives(A, 4);
     bench.wait(SECOND);
-    bench.engine.resize(bench.now, PageCount(8));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
     assert_eq!(bench.all_actions(), [size(A, 8)]);
     assert_eq!(bench.refuses(A, 0), []);
     assert_eq!(bench.until_next(), [Action::Ask(B)]);
@@ -529,7 +529,7 @@ fn a_slow_server_gets_a_pool_only_if_memory_needs_it() {
         bench.engine.placement.note_latency(B, 250_000);
         bench.engine.handle_disconnected(bench.now, A);
         bench.engine.handle_disconnected(bench.now, B);
-        bench.engine.resize(bench.now, PageCount(needed));
+        bench.engine.resize(bench.now, PageCount(needed), PageCount(0));
         bench.work();
         bench.answer(B, room(9, 100));
         bench.answer(A, room(9, 6));

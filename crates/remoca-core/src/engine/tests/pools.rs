@@ -1,29 +1,33 @@
-//! Several pools at once: what is lost with one of them, how they share the cache, and how one is drained.
+//! Several pools at once: what is lost with one of them, and how they share the cache.
 
-use super::placement::{A, B, C, D, E, SECOND, of_size, room, size};
+use super::placement::{A, B, C, D, E, SECOND, of_size, room};
 use super::*;
-use crate::units::PoolSet;
 use std::collections::BTreeMap;
 
 /// Number of pages of each of the four servers.
-const PART: u32 = 25;
+pub(super) const PART: u32 = 25;
 
 /// A cache whose servers are modelled: what each has in each slot.
-struct Cluster {
-    bench: Bench,
-    pages: BTreeMap<(ServerNumber, u32), u8>,
-    sends: BTreeMap<ServerNumber, u64>,
+pub(super) struct Cluster {
+    pub(super) bench: Bench,
+    pub(super) pages: BTreeMap<(ServerNumber, u32), u8>,
+    pub(super) sends: BTreeMap<ServerNumber, u64>,
 }
 
-fn config_of(pages: u32) -> EngineConfig {
+pub(super) fn config_of(pages: u32) -> EngineConfig {
     EngineConfig { cache: PageCount(pages), guest_memory: PageCount(400), send_window: 1000, ..config() }
 }
 
 impl Cluster {
     /// Makes a cache of `pages` pages on servers that have the memory given with them.
-    fn new(pages: u32, servers: &[(ServerNumber, u32)]) -> Self {
+    pub(super) fn new(pages: u32, servers: &[(ServerNumber, u32)]) -> Self {
+        Self::of(config_of(pages), servers)
+    }
+
+    /// Makes a cache of this configuration, as [`Self::new`].
+    pub(super) fn of(config: EngineConfig, servers: &[(ServerNumber, u32)]) -> Self {
         let numbers: Vec<_> = servers.iter().map(|(server, _)| *server).collect();
-        let bench = of_size(config_of(pages), &numbers);
+        let bench = of_size(config, &numbers);
         let mut cluster = Self { bench, pages: BTreeMap::new(), sends: BTreeMap::new() };
         for (server, available) in servers {
             cluster.bench.engine.handle_answer(cluster.bench.now, *server, room(1, *available));
@@ -33,7 +37,7 @@ impl Cluster {
     }
 
     /// Makes a full cache on four servers that could give up to `room` pages. Returns it with what each server caches: blocks by server.
-    fn four(room: u32) -> (Self, BTreeMap<ServerNumber, Vec<u64>>) {
+    pub(super) fn four(room: u32) -> (Self, BTreeMap<ServerNumber, Vec<u64>>) {
         let mut cluster = Self::new(4 * PART, &[(A, PART), (B, PART), (C, PART), (D, PART)]);
         assert_eq!(cluster.granted(), [PART; 4]);
         for number in [0, 1, 2, 3].map(PoolIndex) {
@@ -51,12 +55,12 @@ impl Cluster {
     }
 
     /// Returns the sizes that were granted, by the numbers of the pools.
-    fn granted(&self) -> Vec<u32> {
+    pub(super) fn granted(&self) -> Vec<u32> {
         self.bench.engine.status().pools.iter().map(|pool| pool.granted.0).collect()
     }
 
     /// Executes actions, and all that is due, with servers that give what is asked for. Returns all other actions.
-    fn settle(&mut self) -> Vec<Action> {
+    pub(super) fn settle(&mut self) -> Vec<Action> {
         let mut others = Vec::new();
         loop {
             let actions = self.bench.work();
@@ -68,7 +72,7 @@ impl Cluster {
     }
 
     /// Executes actions with servers that give what is asked for, unless they are not to answer. Returns all other actions.
-    fn execute(&mut self, actions: Vec<Action>, answers: bool) -> Vec<Action> {
+    pub(super) fn execute(&mut self, actions: Vec<Action>, answers: bool) -> Vec<Action> {
         let mut others = Vec::new();
         for action in actions {
             match action {
@@ -86,27 +90,37 @@ impl Cluster {
         others
     }
 
-    fn content(bno: u64) -> u8 {
+    pub(super) fn content(bno: u64) -> u8 {
         u8::try_from(bno + 1).unwrap()
     }
 
     /// Has the guest read and evict a block. Returns whether it was admitted.
-    fn cache(&mut self, bno: u64) -> bool {
+    pub(super) fn cache(&mut self, bno: u64) -> bool {
         let page = page(Self::content(bno));
         self.bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page);
-        let Evicted::Admit(Admitted { at, .. }) = self.bench.engine.handle_evicted(&page) else { return false };
+        self.evict(bno)
+    }
+
+    /// Has the guest evict a block that it has. Returns whether it was admitted.
+    pub(super) fn evict(&mut self, bno: u64) -> bool {
+        let page = page(Self::content(bno));
+        let Evicted::Admit(Admitted { at, demoted_to }) = self.bench.engine.handle_evicted(&page) else { return false };
+        if let Some(to) = demoted_to {
+            let demoted = self.pages[&(at.server, at.slot.0)];
+            self.store(to, u64::from(demoted) - 1);
+        }
         self.store(at, bno);
         true
     }
 
-    fn store(&mut self, at: PoolSlot, bno: u64) {
+    pub(super) fn store(&mut self, at: PoolSlot, bno: u64) {
         self.pages.insert((at.server, at.slot.0), Self::content(bno));
         *self.sends.entry(at.server).or_default() += 1;
         self.bench.engine.handle_sent(at.server, 1);
     }
 
     /// Returns the server that has a cached block.
-    fn server_of(&self, bno: u64) -> ServerNumber {
+    pub(super) fn server_of(&self, bno: u64) -> ServerNumber {
         let engine = &self.bench.engine;
         let known = engine.known(BlockId { disk: DISK, bno: BlockNumber(bno) }).expect("the block is known");
         let slot = engine.index().cached(known).expect("the block is cached");
@@ -114,7 +128,7 @@ impl Cluster {
     }
 
     /// Has the guest read a block. Returns whether a server answers it, with the right page.
-    fn hits(&mut self, bno: u64) -> bool {
+    pub(super) fn hits(&mut self, bno: u64) -> bool {
         let actions = self.bench.read(1, blocks(bno, 1));
         let actions = self.execute(actions, false);
         let right = page(Self::content(bno));
@@ -135,17 +149,17 @@ impl Cluster {
         is_hit
     }
 
-    fn count_hits(&mut self, blocks: std::ops::Range<u64>) -> usize {
+    pub(super) fn count_hits(&mut self, blocks: std::ops::Range<u64>) -> usize {
         blocks.filter(|bno| self.hits(*bno)).count()
     }
 
-    fn lose(&mut self, server: ServerNumber) -> Vec<Action> {
+    pub(super) fn lose(&mut self, server: ServerNumber) -> Vec<Action> {
         self.bench.engine.handle_disconnected(self.bench.now, server);
         self.bench.all_actions()
     }
 
     /// Returns what a server offers that still has its pool.
-    fn warm(&self, server: ServerNumber, npages: u32) -> Option<PoolOffer> {
+    pub(super) fn warm(&self, server: ServerNumber, npages: u32) -> Option<PoolOffer> {
         let sends_received = self.sends.get(&server).copied().unwrap_or_default();
         Some(PoolOffer { generation: 1, npages: PageCount(npages), available: PageCount(0), sends_received })
     }
@@ -313,7 +327,7 @@ fn a_server_that_lost_its_pool_gets_a_new_one_and_the_others_keep_theirs() {
 #[test]
 fn a_server_that_lost_its_pool_and_is_not_needed_is_left_alone() {
     let (mut cluster, _) = Cluster::four(10 * PART);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(3 * PART));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(3 * PART), PageCount(0));
     cluster.settle();
     cluster.bench.wait(60 * SECOND);
     cluster.lose(B);
@@ -365,7 +379,7 @@ fn all_pools_return_after_an_outage_of_the_network() {
 #[test]
 fn a_resize_changes_all_pools_and_loses_no_page_that_fits() {
     let (mut cluster, _) = Cluster::four(10 * PART);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(40));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(40), PageCount(0));
     let actions = cluster.bench.all_actions();
     let sizes = cluster.execute(actions, false);
     assert_eq!(sizes.len(), 4, "{sizes:?}");
@@ -380,7 +394,7 @@ fn a_resize_changes_all_pools_and_loses_no_page_that_fits() {
     // Block 99 was hit, so it was next to be discarded.
     assert!((61..99).all(|bno| cluster.hits(bno)), "the newest pages are still there");
     assert_eq!(cluster.count_hits(0..60), 0);
-    cluster.bench.engine.resize(cluster.bench.now, PageCount(90));
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(90), PageCount(0));
     cluster.settle();
     let mut granted = cluster.granted();
     granted.sort_unstable();
@@ -395,7 +409,7 @@ fn one_setsize_is_outstanding_at_a_time_for_each_pool() {
     let (mut cluster, _) = Cluster::four(10 * PART);
     let mut asked: BTreeMap<ServerNumber, PageCount> = BTreeMap::new();
     for wanted in [80, 60, 97, 100, 4, 100] {
-        cluster.bench.engine.resize(cluster.bench.now, PageCount(wanted));
+        cluster.bench.engine.resize(cluster.bench.now, PageCount(wanted), PageCount(0));
         for action in cluster.bench.work() {
             if let Action::SetSize { server, npages } = action {
                 assert!(asked.insert(server, npages).is_none(), "{server:?} was asked twice");
@@ -449,99 +463,6 @@ fn pages_go_only_where_there_is_room_on_the_way() {
     assert_eq!(at.server, B);
 }
 
-/// Two pools of half the cache each. A is taken out of the list.
-fn draining() -> (Cluster, Vec<u64>) {
-    let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
-    for bno in 0..u64::from(2 * PART) {
-        cluster.cache(bno);
-    }
-    let of_a = (0..u64::from(2 * PART)).filter(|bno| cluster.server_of(*bno) == A).collect();
-    cluster.bench.wait(SECOND);
-    cluster.bench.engine.set_servers(cluster.bench.now, &[B, C], Leaving::Drained);
-    assert_eq!(cluster.bench.all_actions(), [Action::Ask(C)]);
-    (cluster, of_a)
-}
-
-#[test]
-fn a_drained_pool_is_hit_until_the_others_have_its_share() {
-    let (mut cluster, of_a) = draining();
-    assert!(cluster.bench.engine.status().pools.iter().any(|pool| pool.is_draining && pool.server == A));
-    assert!(cluster.hits(of_a[0]));
-    assert!(cluster.cache(120), "B takes it");
-    assert_eq!(cluster.server_of(120), B);
-    let actions = cluster.bench.answer(C, room(1, 100));
-    assert_eq!(actions, [Action::Use(C), size(C, PART)]);
-    assert!(cluster.hits(of_a[1]), "C has not given it yet");
-    cluster.bench.engine.handle_sized(cluster.bench.now, C, PageCount(PART));
-    assert_eq!(cluster.settle(), [Action::Leave(A)]);
-    assert!(!cluster.hits(of_a[2]));
-    assert_eq!(cluster.granted(), [PART; 2]);
-    assert_eq!(cluster.bench.engine.index().total_capacity(), PageCount(2 * PART));
-}
-
-/// A page that is hit leaves the pool: the guest has it, and when it is evicted, another pool takes it.
-#[test]
-fn what_is_read_from_a_drained_pool_goes_to_another_one() {
-    let (mut cluster, of_a) = draining();
-    cluster.bench.engine.handle_answer(cluster.bench.now, C, room(1, 100));
-    let actions = cluster.bench.all_actions();
-    assert!(actions.contains(&size(C, PART)), "{actions:?}");
-    assert!(cluster.hits(of_a[0]));
-    assert!(!cluster.bench.cached(of_a[0]) && cluster.bench.known(of_a[0]));
-    let Evicted::Admit(Admitted { at, .. }) = cluster.bench.engine.handle_evicted(&page(Cluster::content(of_a[0])))
-    else {
-        panic!("the page is known and not cached")
-    };
-    assert_eq!(at.server, B);
-}
-
-#[test]
-fn a_drain_that_nobody_can_help_ends_after_some_time() {
-    let (mut cluster, of_a) = draining();
-    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
-    let start = cluster.bench.now;
-    loop {
-        let mut actions = cluster.bench.until_next();
-        if actions.contains(&Action::Leave(A)) {
-            break;
-        }
-        for action in actions.drain(..) {
-            match action {
-                Action::Ask(server) => cluster.bench.engine.handle_answer(cluster.bench.now, server, None),
-                Action::SetSize { server, .. } => {
-                    assert_eq!(server, B);
-                    cluster.bench.engine.handle_size_refused(cluster.bench.now, server, PageCount(0));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-    assert_eq!(cluster.bench.now.since_ns(start) / SECOND, 600);
-    assert!(!cluster.hits(of_a[0]));
-}
-
-#[test]
-fn a_server_that_is_listed_again_is_no_longer_drained() {
-    let (mut cluster, of_a) = draining();
-    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
-    cluster.bench.engine.set_servers(cluster.bench.now, &[A, B], Leaving::Drained);
-    cluster.settle();
-    assert_eq!(cluster.granted(), [PART; 2]);
-    assert!(cluster.bench.engine.status().pools.iter().all(|pool| !pool.is_draining));
-    assert!(of_a.iter().all(|bno| cluster.hits(*bno)));
-    assert_eq!(cluster.bench.engine.pools.taking(), PoolSet::from_iter([PoolIndex(0), PoolIndex(1)]));
-}
-
-#[test]
-fn a_drained_pool_that_is_lost_is_given_up() {
-    let (mut cluster, of_a) = draining();
-    cluster.lose(A);
-    let slots = cluster.bench.engine.index().slot_counts();
-    cluster.settle();
-    assert_eq!(cluster.bench.engine.index().slot_counts().used, PART, "{slots:?}");
-    assert!(!cluster.hits(of_a[0]));
-}
-
 /// Compares the latencies of the pools for a number of seconds, in which A takes four times as long as the others and more.
 /// Returns after how many seconds A is drained.
 fn slow_for(cluster: &mut Cluster, seconds: u64, is_slow: impl Fn(u64) -> bool) -> Option<u64> {
@@ -573,7 +494,8 @@ fn a_pool_that_is_slow_for_a_minute_is_found_if_the_others_have_room() {
 fn a_slow_pool_is_drained_and_the_others_get_its_share() {
     let (mut cluster, of) = Cluster::four(10 * PART);
     let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
-    cluster.bench.engine.pools.drain(cluster.bench.now, slow, super::super::pool::DrainReason::Slow);
+    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
+    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
     cluster.bench.engine.handle_timer(cluster.bench.now);
     let others = cluster.settle();
     assert_eq!(others, [Action::Leave(A)]);

@@ -78,7 +78,7 @@ fn a_request_of_the_dead_process_pins_no_slot() {
     bench.connect(1, 8, 1);
     assert_eq!(bench.engine.index().pinned_slots(), PageCount(0));
     assert_eq!(bench.engine.status().slots, SlotCounts { free: 7, used: 1, draining: 0 });
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     assert_eq!(bench.actions(), [set_size(PageCount(0))]);
 }
 
@@ -109,7 +109,7 @@ fn a_failed_flush_stays_failed() {
 fn off_leaves_nothing_to_resume() {
     let mut bench = Bench::connected();
     bench.cache(1, 1);
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     bench.grant();
     let mut bench = bench.killed();
     bench.connect(1, 0, 1);

@@ -162,12 +162,12 @@ fn a_declared_area_needs_no_header_and_is_seen_while_the_cache_is_off() {
     let mut bench = Bench::connected();
     bench.engine.describe_disk(DISK, 1000 * 4096, true);
     assert!(swap_out(&mut bench, 0, 1));
-    bench.engine.resize(bench.now, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
     bench.grant();
     assert!(!swap_out(&mut bench, 1, 2));
     bench.engine.describe_disk(DISK, 1000 * 4096, false);
     bench.do_from_disk(GuestOp::Read(blocks(10, 1)), &header(19));
-    bench.engine.resize(bench.now, PageCount(8));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
     bench.grant();
     assert!(swap_out(&mut bench, 11, 3));
 }

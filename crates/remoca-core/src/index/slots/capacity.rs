@@ -172,22 +172,36 @@ impl Slots {
     /// Moves the page and the block of the last slot `from` of a pool to `to`, at the same position in the queue, and cuts
     /// off `from`.
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, pool: PoolIndex, from: u32, to: u32) {
-        let (key, high) = (self.entries.key(words, from), self.high(words, from));
-        let (key, content) = ((high & KNOWN != 0).then_some(key), self.entries.content(words, from));
+        let hit = self.high(words, from) & HIT;
         let previous = self.pool(pool).queue.before(words, from);
-        self.let_go(words, from);
-        self.entries.set_content(words, to, content);
-        self.entries.hand_over_content(words, from, to);
-        if let Some(key) = key {
-            self.entries.hand_over_key(words, key, from, to);
-        }
-        self.validate(words, to, key, high & HIT);
+        self.hand_over(words, from, to, hit);
         let queue = &mut self.pool_mut(pool).queue;
         match previous {
             NONE => queue.add_first(words, to),
             previous => queue.add_after(words, previous, to),
         }
         self.cut_off(words, pool, from);
+    }
+
+    /// Moves the page and the block of `from` to `to`, which was taken for them in another pool, of which it becomes the newest
+    /// page. `from` is free then.
+    pub(in crate::index) fn demote<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
+        if let Some(pool) = self.hand_over(words, from, to, 0) {
+            self.pool_mut(pool).queue.add_last(words, to);
+        }
+    }
+
+    /// Moves the page and the block of `from` to `to`, which is on no queue yet. Returns the pool of `to`.
+    fn hand_over<M: Words>(&mut self, words: &mut M, from: u32, to: u32, hit: u32) -> Option<PoolIndex> {
+        let (key, high) = (self.entries.key(words, from), self.high(words, from));
+        let (key, content) = ((high & KNOWN != 0).then_some(key), self.entries.content(words, from));
+        self.let_go(words, from);
+        self.entries.set_content(words, to, content);
+        self.entries.hand_over_content(words, from, to);
+        if let Some(key) = key {
+            self.entries.hand_over_key(words, key, from, to);
+        }
+        self.validate(words, to, key, hit)
     }
 
     /// Cuts off the last slot of a pool, which is free or draining. Its chunk is given back with the first slot in it,

@@ -169,6 +169,12 @@ impl Slots {
         self.set_high(words, slot, high & !HIT);
     }
 
+    /// Clears the mark that the guest has received the page of a slot again.
+    pub(in crate::index) fn clear_hit<M: Words>(&mut self, words: &mut M, slot: u32) {
+        let high = self.high(words, slot);
+        self.set_high(words, slot, high & !HIT);
+    }
+
     /// Makes the slot that holds `content` the next to be discarded, because the guest holds this content again. Does
     /// nothing if no slot holds it.
     pub(in crate::index) fn note_in_guest<M: Words>(&mut self, words: &mut M, content: Fingerprint) {
@@ -225,6 +231,11 @@ impl Slots {
     /// Returns whether a slot knows a block.
     pub(in crate::index) fn knows_block<M: Words>(&self, words: &M, slot: u32) -> bool {
         self.high(words, slot) & KNOWN != 0
+    }
+
+    /// Returns whether the page of a slot may move to another slot: its block is known, and no request for it is outstanding.
+    pub(in crate::index) fn may_move<M: Words>(&self, words: &M, slot: u32) -> bool {
+        self.high(words, slot) & (KNOWN | PINS) == KNOWN
     }
 
     // Pages.

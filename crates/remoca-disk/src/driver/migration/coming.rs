@@ -1,13 +1,14 @@
 //! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is served.
 
 use super::Migration;
+use crate::driver::TierSizes;
 use crate::driver::disk::Disk;
 use crate::driver::poller::Source;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Receipt};
 use crate::state::StateFile;
-use remoca_core::engine::{DiskEngine, EngineConfig, layout};
+use remoca_core::engine::{DiskEngine, EngineConfig, Leaving, layout};
 use remoca_core::index::{DISK_BYTES_MAX, Origin};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PageCount};
@@ -205,7 +206,7 @@ impl Migration {
         if let Some(state) = state {
             vm.keep_in(state, &former, &self.config);
         }
-        vm.tell_servers();
+        vm.tell_servers(Leaving::AtOnce);
         self.owes_mark = self.lock_reaches && !vm.guests.is_running();
         if !self.owes_mark {
             self.mark_that_disks_came();
@@ -233,7 +234,7 @@ impl Migration {
                 return None;
             }
         };
-        let link = match self.servers.is_empty() {
+        let link = match self.servers.are_none() {
             true => None,
             false => {
                 let network = Arc::clone(&self.network);
@@ -252,12 +253,15 @@ impl Migration {
             // The other process had no memory servers, and so no settings.
             return;
         }
-        let config = EngineConfig { cache: if header.enabled { cache } else { PageCount(0) }, ..self.config };
-        if self.servers.is_empty() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
+        // The local tier is that of this host.
+        let sizes = TierSizes { cache, ..vm.size.tiers() };
+        let on = if header.enabled { sizes } else { TierSizes::default() };
+        let config = EngineConfig { cache: on.cache, local: on.local, ..self.config };
+        if self.servers.are_none() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
             return;
         }
         self.config = config;
-        vm.size.set_cache(cache);
+        vm.size.set_tiers(sizes);
     }
 
     /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then stays.
@@ -268,7 +272,7 @@ impl Migration {
             tracing::warn!("{error}");
             (words, state) = (IndexMemory::new(words.len()).ok()?, None);
         }
-        let link = match self.servers.is_empty() {
+        let link = match self.servers.are_none() {
             true => None,
             false => ServerLink::start(Arc::clone(&self.network), &self.servers, None)
                 .inspect_err(|error| tracing::warn!("cannot start the server link: {error}"))

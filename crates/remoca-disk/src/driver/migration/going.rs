@@ -1,11 +1,11 @@
 //! The disks leave this process: they are offered and flushed, their state is sent, and they are released.
 
 use super::{Migration, idle_engine};
+use crate::driver::TierSizes;
 use crate::driver::snapshot::snapshot;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
 use remoca_core::migration::Message;
-use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
 use remoca_io::control::ControlRequest;
 use remoca_protocol::control::Reply;
@@ -174,7 +174,7 @@ impl Migration {
             key: config.key,
             seed: config.seed,
             words: words.len() as u64,
-            cache_pages: vm.size.cache().0,
+            cache_pages: vm.size.tiers().cache.0,
             enabled: vm.engine.status().enabled,
             servers: vm.servers.link().map(ServerLink::roster).unwrap_or_default(),
             numbers: order.iter().map(|at| vm.guests.disks()[*at].number.0).collect(),
@@ -195,7 +195,8 @@ impl Migration {
         }
         vm.guests.disks_mut().iter_mut().for_each(|disk| disk.frontend.forget_write_cache());
         self.leave_servers(vm);
-        self.config.cache = if vm.engine.status().enabled { vm.size.cache() } else { PageCount(0) };
+        let sizes = if vm.engine.status().enabled { vm.size.tiers() } else { TierSizes::default() };
+        (self.config.cache, self.config.local) = (sizes.cache, sizes.local);
         let vacated = vacate(vm).and_then(|()| idle_engine(&self.config));
         match vacated {
             Ok(engine) => vm.change_engine(engine),
@@ -219,7 +220,7 @@ impl Migration {
     pub(super) fn leave_servers(&mut self, vm: &mut Vm) {
         if let Some(link) = vm.servers.detach(&vm.host) {
             self.network = link.network();
-            self.servers = link.servers().iter().map(|server| server.endpoint.clone()).collect();
+            self.servers = link.endpoints();
         }
     }
 }

@@ -11,6 +11,7 @@ mod going;
 use super::guests::Guests;
 use super::host::Host;
 use super::vm::Vm;
+use crate::endpoints::Endpoints;
 use crate::link::{HostNetwork, Network};
 use crate::migration::{Heard, Mark, PeerNetwork, Receipt};
 use crate::state::Former;
@@ -44,7 +45,7 @@ pub struct Migration {
     /// Path that the state file is to have; `None` if there is to be none.
     state_path: Option<PathBuf>,
     /// Memory servers, while there is no link to them.
-    servers: Vec<Endpoint>,
+    servers: Endpoints,
     /// Network by which memory servers are reached.
     network: Arc<dyn Network>,
     config: EngineConfig,
@@ -89,7 +90,7 @@ impl Migration {
             lock_reaches,
             received: None,
             state_path,
-            servers: Vec::new(),
+            servers: Endpoints::default(),
             network: Arc::new(HostNetwork),
             config,
             order: Vec::new(),
@@ -382,6 +383,6 @@ impl Migration {
 
 /// Returns an engine that caches nothing, for a process without disks.
 fn idle_engine(config: &EngineConfig) -> io::Result<DiskEngine<IndexMemory>> {
-    let idle = EngineConfig { cache: PageCount(0), guest_memory: PageCount(0), ..*config };
+    let idle = EngineConfig { cache: PageCount(0), local: PageCount(0), guest_memory: PageCount(0), ..*config };
     Ok(DiskEngine::new(&idle, IndexMemory::new(layout(&idle).words())?))
 }

@@ -33,8 +33,10 @@ impl VirtualDisk {
         // The process bypasses the page cache, and would take a later write-back for another program's write.
         std::fs::File::open(&image).unwrap().sync_all().unwrap();
         let options = Options { queue_count: 2, queue_size: 32, data_bytes: 64 << 10, ..Options::default() };
-        let nbd =
-            setup.nbd.then(|| Nbdkit::start_in_blocks(&folder.join(format!("nbd{number}")), &image, setup.nbd_block));
+        let nbd = setup.nbd.then(|| {
+            let socket = folder.join(format!("nbd{number}"));
+            Nbdkit::start_in_blocks(&socket, &image, setup.nbd_block, setup.nbd_delay)
+        });
         Self { guest: TestGuest::new(options), model, image, socket: socket(folder, number), nbd, sector }
     }
     pub fn submit(&mut self, request: &Request, number: u16) -> Ticket {

@@ -17,6 +17,8 @@ pub struct Setup {
     pub nbd: bool,
     /// Block size that the NBD servers require, in bytes.
     pub nbd_block: usize,
+    /// Time that each read of the NBD servers takes at least, such as `70ms`; empty for none.
+    pub nbd_delay: &'static str,
     pub cache: &'static str,
     pub server: Option<String>,
     /// Whether the process has a name, so that it leaves its state to its successor.
@@ -37,6 +39,7 @@ impl Default for Setup {
             blocks: 2048,
             nbd: false,
             nbd_block: BLOCK,
+            nbd_delay: "",
             cache: "4M",
             server: None,
             named: true,

@@ -1,0 +1,208 @@
+//! `remoca forget`: removes what is kept of a VM that is gone.
+//!
+//! 1. Nothing is touched while a process of the VM runs: it answers at its control socket, or has its state file locked.
+//! 2. Pools are given back before the state file is removed, which has their tokens.
+//! 3. A mark that the disks went to another host stays: without it, a process that is started here again would be an owner.
+
+use crate::disk;
+use crate::runtime;
+use crate::settings::kept::Kept;
+use crate::settings::{Files, Folder, vm_path};
+use crate::size::show_size;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use remoca_disk::link::{LinkError, return_pool};
+use remoca_disk::state::{self, Deaths, Former, RosterEntry, StateError, curves_beside};
+use remoca_io::small_file::with_ending;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+/// Remove what is kept of a VM that is gone: its state in memory, and its pools at memory servers.
+///
+/// A VM that stops leaves its cache for its return. One that never returns holds that memory until the host boots again, and
+/// its pools until the servers' grace time. The images are not touched, and neither is the configuration in /etc/remoca.
+#[derive(Args, Debug)]
+pub struct ForgetArgs {
+    /// Name of the VM
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// Only show what would be removed
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Control socket that its process had [default: as of `remoca disk`]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+
+    /// State file that its process had [default: as of `remoca disk`]
+    #[arg(long, value_name = "PATH")]
+    state: Option<PathBuf>,
+
+    #[command(flatten)]
+    folder: Folder,
+}
+
+/// Where a VM leaves its files.
+struct Places {
+    control: PathBuf,
+    state: PathBuf,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If a process of the VM runs, nothing is kept of it, or a file cannot be removed.
+pub fn run(args: &ForgetArgs) -> Result<()> {
+    let name = &args.name;
+    if name.is_empty() || name.contains('/') {
+        bail!("`{name}` is no name of a VM: give the path of its control socket with --control, and its name here");
+    }
+    let places = places(args)?;
+    if UnixStream::connect(&places.control).is_ok() {
+        bail!("{name} is running: a process answers at {}. Stop it first", places.control.display());
+    }
+    let former = match state::look(&places.state) {
+        Err(StateError::InUse(path)) => bail!("{name} is running: a process uses {}. Stop it first", path.display()),
+        former => former?,
+    };
+    let files = places.files();
+    if files.is_empty() {
+        let looked = [&places.control, &places.state].map(|path| path.display().to_string());
+        bail!("nothing is kept of {name}: there is no {} and no {}{}", looked[0], looked[1], runtime::elsewhere());
+    }
+    let mut out = io::stdout();
+    if args.dry_run {
+        writeln!(out, "{name}: nothing is removed because of --dry-run")?;
+    }
+    let given_back = pools(former.as_ref(), args.dry_run, &mut out)?;
+    let flushes = former.as_ref().map_or(0, |former| former.failed_flushes.len());
+    if flushes > 0 {
+        writeln!(
+            out,
+            "failed flushes of {flushes} images are forgotten: check these images before another VM uses them"
+        )?;
+    }
+    let freed = remove(&places, &files, args.dry_run, &mut out)?;
+    let (freed, given_back) = (show_size(freed), show_size(given_back));
+    match args.dry_run {
+        true => writeln!(out, "{name}: {freed} would be free on this host")?,
+        false => writeln!(out, "{name}: {freed} are free on this host, and {given_back} at memory servers")?,
+    }
+    if places.is_gone() {
+        writeln!(out, "{} stays: it says that the disks are at another host", places.mark("gone").display())?;
+    }
+    let configuration = vm_path(&args.folder.config, name);
+    if configuration.exists() {
+        writeln!(out, "{} stays: it is yours to remove", configuration.display())?;
+    }
+    Ok(())
+}
+
+/// Returns where the VM leaves its files: as its options say, or those of its last good configuration.
+fn places(args: &ForgetArgs) -> Result<Places> {
+    let own_socket = || runtime::socket_of(&args.name);
+    let first = args.control.clone().map_or_else(own_socket, Ok)?;
+    let words = [OsString::from("--name"), OsString::from(&args.name)];
+    let files = Files::read(&args.folder.config, Some(&args.name)).ok();
+    let kept = Kept::read(&Kept::beside(&first)).map(|kept| kept.files);
+    let options = files.into_iter().chain(kept).find_map(|files| {
+        let is_configured = files.vm.is_some();
+        disk::options_of(&files, &words, &first).ok().filter(|_| is_configured)
+    });
+    let control = match (&args.control, &options) {
+        (None, Some(options)) => options.control.clone(),
+        _ => first,
+    };
+    let state = args.state.clone().or_else(|| options.and_then(|options| options.state));
+    let state = state.unwrap_or_else(|| control.with_file_name(format!("{}.state", args.name)));
+    Ok(Places { control, state })
+}
+
+impl Places {
+    fn mark(&self, kind: &str) -> PathBuf {
+        with_ending(&self.control, &format!(".{kind}"))
+    }
+
+    /// Returns whether the disks went to another host whose lock does not reach here.
+    fn is_gone(&self) -> bool {
+        self.mark("gone").exists()
+    }
+
+    /// Returns the files that are there, the state file first, with the bytes of memory that each takes.
+    fn files(&self) -> Vec<(PathBuf, u64)> {
+        let beside = |ending| with_ending(&self.state, ending);
+        let paths = [
+            self.state.clone(),
+            beside(".new"),
+            beside(".bad"),
+            curves_beside(&self.state),
+            Deaths::beside(&self.state).path().to_owned(),
+            Kept::beside(&self.control),
+            self.mark("here"),
+            self.control.clone(),
+        ];
+        let bytes = |path: &PathBuf| {
+            let file = path.symlink_metadata().ok()?;
+            // What has the name of the socket may be something else by now.
+            let is_ours = file.is_file() && *path != self.control || file.file_type().is_socket();
+            is_ours.then(|| file.blocks() * 512)
+        };
+        paths.into_iter().filter_map(|path| bytes(&path).map(|bytes| (path, bytes))).collect()
+    }
+}
+
+/// Gives the pools back, all at once, and writes what came of each to `out`. Returns how many bytes they had.
+fn pools(former: Option<&Former>, is_dry: bool, out: &mut impl Write) -> Result<u64> {
+    let servers = former.map(|former| &former.servers[..]).unwrap_or_default();
+    if is_dry {
+        for RosterEntry { endpoint, .. } in servers {
+            writeln!(out, "would give back what it has at {endpoint}")?;
+        }
+        return Ok(0);
+    }
+    let outcomes: Vec<Result<u64, LinkError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = servers.iter().map(|server| scope.spawn(|| return_pool(server))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("giving a pool back does not panic")).collect()
+    });
+    let mut sum = 0;
+    for (RosterEntry { endpoint, .. }, outcome) in servers.iter().zip(outcomes) {
+        match outcome {
+            Ok(0) => writeln!(out, "{endpoint} has no pool of it")?,
+            Ok(bytes) => {
+                sum += bytes;
+                writeln!(out, "gave back {} at {endpoint}", show_size(bytes))?;
+            }
+            Err(error) => writeln!(out, "{error} A pool there is free after the server's grace time")?,
+        }
+    }
+    Ok(sum)
+}
+
+/// Removes the files, and writes their names to `out`. Returns how many bytes they took.
+fn remove(places: &Places, files: &[(PathBuf, u64)], is_dry: bool, out: &mut impl Write) -> Result<u64> {
+    for (path, bytes) in files {
+        let (shown, size) = (path.display(), show_size(*bytes));
+        if is_dry {
+            writeln!(out, "would remove {shown} ({size})")?;
+            continue;
+        }
+        remove_one(path, &places.state).with_context(|| format!("cannot remove {shown}"))?;
+        writeln!(out, "removed {shown} ({size})")?;
+    }
+    Ok(files.iter().map(|(_, bytes)| bytes).sum())
+}
+
+/// Removes a file. The state file is first made invalid, with the secrets in it.
+fn remove_one(path: &Path, state: &Path) -> Result<()> {
+    if path == state {
+        state::discard(path)?;
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,338 @@
+//! `remoca host`: divides the cache memory of this host among its VMs, or says how it would.
+
+mod table;
+
+use crate::memory;
+use crate::runtime;
+use crate::settings::file::HOST;
+use crate::settings::layers::Merged;
+use crate::settings::schema::Schema;
+use crate::settings::{Files, Folder, Unusable};
+use crate::size::parse_size;
+use crate::status::is_broken_pipe;
+use crate::time::parse_duration;
+use anyhow::{Context, Result, anyhow};
+use clap::{ArgAction, Args, FromArgMatches, Subcommand, ValueEnum};
+use remoca_disk::start::WrongOptions;
+use remoca_host::daemon::{Daemon, Extent, Surroundings};
+use remoca_host::limits::Limits;
+use remoca_host::plan::Policy;
+use remoca_host::planner::Settings;
+use remoca_host::record::{HostLock, Paths};
+use remoca_host::resource::Resource;
+use remoca_host::socket;
+use remoca_io::signals::Signals;
+use remoca_protocol::host::HostReport;
+use sd_notify::NotifyState;
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Flags that are no settings.
+const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"];
+/// Least time between two looks at all VMs.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+/// Divide the cache memory of this host among its VMs, by their miss-ratio curves.
+///
+/// Without --apply it changes nothing: it shows what each VM has and would get, and why. Every flag that is not given is looked up in the
+/// table [host] of remoca.toml; the limits of a VM are in the table [memory] of its file. A key is a flag without its dashes.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct HostArgs {
+    #[command(subcommand)]
+    ask: Option<Ask>,
+
+    #[command(flatten)]
+    folder: Folder,
+
+    /// Memory that the caches of all VMs of this host may have together
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    total: Option<u64>,
+
+    /// Change the sizes, as `remoca set` does. Memory is taken first, and given once it is there
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = ArgAction::Set, hide_default_value = true, hide_possible_values = true)]
+    apply: bool,
+
+    /// Time between two looks at the VMs, such as 10s
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    interval: Duration,
+
+    /// Time in which a VM changes at most once
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    window: Duration,
+
+    #[command(flatten)]
+    place: Place,
+
+    /// Look once, and end; with --apply, after the changes of one plan
+    #[arg(long)]
+    once: bool,
+
+    /// How memory is divided; all but the best division are for comparison, and not with --apply
+    #[arg(long, value_enum, default_value_t = Division::Optimal)]
+    policy: Division,
+
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Form::Table)]
+    output: Form,
+}
+
+#[derive(Args, Clone, Debug)]
+struct Place {
+    /// Folder with the control sockets of the VM processes (NAME.ctl), and with this daemon's own files [default: /run/remoca, for
+    /// users $XDG_RUNTIME_DIR/remoca]
+    #[arg(long, value_name = "FOLDER")]
+    sockets: Option<PathBuf>,
+}
+
+impl Place {
+    fn folder(&self) -> Result<PathBuf> {
+        self.sockets.as_ref().map_or_else(runtime::directory, |folder| Ok(folder.clone()))
+    }
+}
+
+#[derive(Subcommand, Debug)]
+enum Ask {
+    /// Show what the daemon that runs (`remoca host`, remoca-host.service) knows and plans
+    Status {
+        #[command(flatten)]
+        place: Place,
+
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t = Form::Table)]
+        output: Form,
+    },
+    /// Show the latest decisions of the daemon that runs: what it changed, or would, why, and what came of it
+    Log {
+        #[command(flatten)]
+        place: Place,
+
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t = Form::Table)]
+        output: Form,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Form {
+    Table,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Division {
+    /// The least geometric mean of the miss ratios, with all bounds kept
+    Optimal,
+    /// One unit at a time, as in the paper; it stops in front of cliffs
+    Greedy,
+    /// What VMware ESX would do with idle memory; bounds do not hold
+    Esx,
+    /// By weight alone
+    Equal,
+}
+
+impl From<Division> for Policy {
+    fn from(division: Division) -> Self {
+        match division {
+            Division::Optimal => Self::Optimal,
+            Division::Greedy => Self::Greedy,
+            Division::Esx => Self::Esx,
+            Division::Equal => Self::Equal,
+        }
+    }
+}
+
+/// Returns the keys that the table [host] may have.
+pub fn schema() -> Schema {
+    Schema::new(HostArgs::augment_args(clap::Command::new("host")), NOT_IN_FILES, &[])
+}
+
+/// Runs the subcommand. `words` are its arguments as they were typed.
+///
+/// # Errors
+/// If an option cannot be used, another daemon runs, or no daemon answers.
+pub fn run(args: &HostArgs, words: &[OsString]) -> Result<()> {
+    let shown = match &args.ask {
+        Some(ask) => tell(ask),
+        None => configured(&args.folder.config, words).and_then(|args| divide(&args)),
+    };
+    match shown {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        shown => shown,
+    }
+}
+
+/// Returns the arguments that were typed, completed by those in the host's file.
+fn configured(folder: &Path, words: &[OsString]) -> Result<HostArgs> {
+    let files = Files::read(folder, None)?;
+    let (settings, problems) = files.host.map(|text| text.host(HOST, &schema())).unwrap_or_default();
+    if !problems.is_empty() {
+        return Err(Unusable(problems).into());
+    }
+    Ok(HostArgs::from_arg_matches(&Merged::new(&schema(), words, &[&settings])?.matches)?)
+}
+
+fn divide(args: &HostArgs) -> Result<()> {
+    let settings = settings(args)?;
+    let directory = args.place.folder()?;
+    let extent = if args.once { Extent::Once } else { Extent::Always };
+    // A single look leaves nothing behind, and may be beside a daemon.
+    let is_daemon = settings.applies || !args.once;
+    let paths = is_daemon.then(|| Paths::new(&directory));
+    let _lock = paths.as_ref().map(|paths| lock(paths, &directory)).transpose()?;
+    let signals = Signals::take().context("cannot take signals")?;
+    let is_service = std::env::var_os("NOTIFY_SOCKET").is_some();
+    let host = Host {
+        directory,
+        folder: args.folder.config.clone(),
+        output: (!is_service).then_some(args.output),
+        is_first: true,
+    };
+    let mut daemon = Daemon::new(settings, host, paths.as_ref())?;
+    if is_daemon {
+        let total = remoca_io::show::show_size(settings.total_bytes);
+        let what = if settings.applies { "divides" } else { "watches, and would divide," };
+        tracing::info!("remoca {} {what} {total} of cache memory", env!("CARGO_PKG_VERSION"));
+        if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+            tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
+        }
+    }
+    daemon.run(signals.stop.as_fd(), extent)?;
+    let _told = sd_notify::notify(&[NotifyState::Stopping]);
+    Ok(())
+}
+
+fn settings(args: &HostArgs) -> Result<Settings> {
+    let Some(total_bytes) = args.total else {
+        let advice = "no total: say --total SIZE, or in the table [host] of remoca.toml, how much memory the caches of all VMs may have";
+        return Err(anyhow!(advice).context(WrongOptions));
+    };
+    if !(2 << 20..=1 << 46).contains(&total_bytes) {
+        return Err(anyhow!("a total of {total_bytes} bytes: from 2M to 64T are possible").context(WrongOptions));
+    }
+    if args.apply && args.policy != Division::Optimal {
+        return Err(anyhow!("this policy is for comparison: leave out --apply or --policy").context(WrongOptions));
+    }
+    if args.interval < INTERVAL_MIN {
+        return Err(
+            anyhow!("an interval of {} ms: at least 100 are needed", args.interval.as_millis()).context(WrongOptions)
+        );
+    }
+    Ok(Settings {
+        resource: Resource::Cache,
+        total_bytes,
+        policy: args.policy.into(),
+        applies: args.apply,
+        interval: args.interval,
+        window: args.window,
+        readings_min: if args.once { 1 } else { 2 },
+    })
+}
+
+fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+    HostLock::take(&paths.lock).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => anyhow!(
+            "another `remoca host` runs here: `remoca host status` shows what it does, and `remoca host --once --apply=false` looks beside it"
+        ),
+        _ => anyhow::Error::new(error).context(format!("cannot lock {}", paths.lock.display())),
+    })
+}
+
+/// Asks the daemon that runs.
+fn tell(ask: &Ask) -> Result<()> {
+    let (Ask::Status { place, .. } | Ask::Log { place, .. }) = ask;
+    let path = Paths::new(&place.folder()?).socket;
+    let report = socket::read(&path).map_err(|error| {
+        let hint = "is it running? `systemctl start remoca-host` starts it; `remoca host --once` looks without one";
+        runtime::explain_unreachable(&path, error, "no daemon of this host answers", hint)
+    })?;
+    let text = match ask {
+        Ask::Status { output: Form::Json, .. } => format!("{}\n", serde_json::to_string(&report)?),
+        Ask::Status { output: Form::Table, .. } => table::text(&report),
+        Ask::Log { output: Form::Json, .. } => format!("{}\n", serde_json::to_string(&report.decisions)?),
+        Ask::Log { output: Form::Table, .. } => table::log(&report),
+    };
+    Ok(io::stdout().write_all(text.as_bytes())?)
+}
+
+/// This host.
+struct Host {
+    directory: PathBuf,
+    folder: PathBuf,
+    /// `None`: nothing is printed.
+    output: Option<Form>,
+    is_first: bool,
+}
+
+impl Surroundings for Host {
+    fn vms(&self) -> Vec<(String, PathBuf)> {
+        let name = |path: PathBuf| Some((path.file_stem()?.to_str()?.to_owned(), path));
+        runtime::sockets_in(&self.directory).into_iter().filter_map(name).collect()
+    }
+
+    fn limits(&self, vm: &str) -> Result<Limits, String> {
+        memory::limits_of(vm, &self.folder)
+    }
+
+    fn show(&mut self, report: &HostReport) -> io::Result<()> {
+        let text = match self.output {
+            None => return Ok(()),
+            Some(Form::Json) => report.line().map(|line| String::from_utf8_lossy(&line).into_owned())?,
+            Some(Form::Table) if self.is_first => table::text(report),
+            Some(Form::Table) => format!("\n{}", table::text(report)),
+        };
+        self.is_first = false;
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::bail;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Program {
+        #[command(flatten)]
+        host: HostArgs,
+    }
+
+    fn of(words: &str) -> Result<Settings> {
+        let words = std::iter::once("host").chain(words.split_whitespace());
+        match Program::try_parse_from(words) {
+            Ok(program) => settings(&program.host),
+            Err(error) => bail!("{error}"),
+        }
+    }
+
+    #[test]
+    fn what_is_typed_becomes_settings() {
+        let all = of("--total 8G --apply --interval 1s --window 5m").unwrap();
+        assert_eq!((all.total_bytes, all.applies, all.window), (8 << 30, true, Duration::from_secs(300)));
+        assert_eq!((all.readings_min, all.memory().unit_bytes), (2, 4 << 20));
+        let look = of("--total 8G --once --policy esx").unwrap();
+        assert_eq!((look.readings_min, look.policy, look.applies), (1, Policy::Esx, false));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (words, expected) in [
+            ("", "no total: say --total"),
+            ("--total 4K", "from 2M to 64T"),
+            ("--total 8G --apply --policy greedy", "for comparison"),
+            ("--total 8G --interval 1ms", "at least 100 are needed"),
+            ("--total 8G --interval soon", "is not a time"),
+        ] {
+            let error = format!("{:#}", of(words).unwrap_err());
+            assert!(error.contains(expected), "{words}: {error}");
+        }
+    }
+}

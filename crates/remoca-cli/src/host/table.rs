@@ -1,0 +1,142 @@
+//! The report of the host's daemon as text.
+
+use crate::size::show_size;
+use remoca_protocol::host::{HostDecision, HostReport, HostVm};
+use remoca_view::text::{percent, show_time};
+use std::fmt::Write;
+
+const NAME_WIDTH_MIN: usize = 10;
+
+/// Returns a line for each VM, and what holds for all of them.
+pub fn text(report: &HostReport) -> String {
+    let width = report.vms.iter().map(|vm| vm.name.chars().count()).fold(NAME_WIDTH_MIN, usize::max);
+    let mut text = format!(
+        "{:<width$} {:>7} {:>7} {:>7} {:>7} {:>6} {:>6} {:>5} {:>9}   {}\n",
+        "VM", "HAS", "GETS", "WEIGHT", "FLOOR", "MISS%", "THEN%", "+-", "SAVED", "WHY"
+    );
+    report.vms.iter().for_each(|vm| line(&mut text, vm, width));
+    let sizes = [report.counted_bytes, report.total_bytes, report.unit_bytes].map(show_size);
+    let [counted, total, unit] = &sizes;
+    add(&mut text, format_args!("\n{counted} of {total} are in use, in units of {unit}; policy {}.\n", report.policy));
+    if let (Some(mean), Some(saved)) = (report.geometric_mean, report.saved_ms_per_s) {
+        let expected = (1. - mean) * 100.;
+        add(
+            &mut text,
+            format_args!(
+                "Expected of the sizes under GETS: miss ratios lower by {expected:.1} % (geometric mean), reads shorter by\n"
+            ),
+        );
+        add(&mut text, format_args!("{saved:.1} ms in each second.\n"));
+    }
+    let mode = if report.applies { "" } else { " Sizes are only shown, not changed (--apply)." };
+    add(&mut text, format_args!("{}.{mode}\n", capital(&report.state)));
+    text
+}
+
+fn line(text: &mut String, vm: &HostVm, width: usize) {
+    let error = vm.miss_ratio_error.map_or("-".into(), |error| format!("{:.1}", error * 100.));
+    let saved = vm.saved_ms_per_s.map_or("-".into(), |ms| format!("{ms:.1} ms/s"));
+    let gets = if vm.target_bytes == vm.has_bytes { "=".into() } else { show_size(vm.target_bytes) };
+    let (by_weight, floor) = (show_size(vm.baseline_bytes), show_size(vm.floor_bytes));
+    add(
+        text,
+        format_args!(
+            "{:<width$} {:>7} {gets:>7} {by_weight:>7} {floor:>7} {:>6} {:>6} {error:>5} {saved:>9}   {}\n",
+            vm.name,
+            show_size(vm.has_bytes),
+            percent(vm.miss_ratio),
+            percent(vm.miss_ratio_then),
+            vm.why
+        ),
+    );
+}
+
+/// Returns a line for each decision, the newest last.
+pub fn log(report: &HostReport) -> String {
+    let mut text = String::new();
+    for decision in &report.decisions {
+        let HostDecision { at_s, vm, from_bytes, to_bytes, why, outcome, .. } = decision;
+        let time = show_time(*at_s);
+        match vm {
+            None => add(&mut text, format_args!("{time} {why}\n")),
+            Some(vm) => {
+                let (from, to) = (show_size(*from_bytes), show_size(*to_bytes));
+                add(&mut text, format_args!("{time} {vm}: {from} -> {to}: {why}: {outcome}\n"));
+            }
+        }
+    }
+    if text.is_empty() { "Nothing was decided yet.\n".into() } else { text }
+}
+
+fn add(text: &mut String, more: std::fmt::Arguments<'_>) {
+    // Nothing fails in memory.
+    let _ = text.write_fmt(more);
+}
+
+/// Returns the text with a capital letter at its start.
+fn capital(text: &str) -> String {
+    let mut characters = text.chars();
+    characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_explains_itself() {
+        let vm = HostVm {
+            name: "web1".into(),
+            has_bytes: 2 << 30,
+            target_bytes: 3 << 30,
+            baseline_bytes: 2 << 30,
+            floor_bytes: 1 << 30,
+            miss_ratio: Some(0.5),
+            miss_ratio_then: Some(0.25),
+            miss_ratio_error: Some(0.01),
+            saved_ms_per_s: Some(41.),
+            why: "it gains".into(),
+            ..HostVm::default()
+        };
+        let keeps = HostVm {
+            name: "web2".into(),
+            has_bytes: 1 << 20,
+            target_bytes: 1 << 20,
+            why: "no".into(),
+            ..HostVm::default()
+        };
+        let decision = HostDecision {
+            vm: Some("web1".into()),
+            from_bytes: 1 << 20,
+            to_bytes: 2 << 20,
+            why: "it gains".into(),
+            outcome: "set".into(),
+            ..HostDecision::default()
+        };
+        let report = HostReport {
+            total_bytes: 4 << 30,
+            unit_bytes: 2 << 20,
+            counted_bytes: 3 << 30,
+            policy: "optimal".into(),
+            state: "gives memory to web1".into(),
+            geometric_mean: Some(0.8),
+            saved_ms_per_s: Some(41.),
+            vms: vec![vm, keeps],
+            decisions: vec![decision],
+            ..HostReport::default()
+        };
+        let shown = text(&report);
+        for words in [
+            "VM             HAS    GETS  WEIGHT   FLOOR  MISS%  THEN%    +-     SAVED   WHY\n",
+            "web1            2G      3G      2G      1G   50.0   25.0   1.0 41.0 ms/s   it gains\n",
+            "web2            1M       =      0B      0B      -      -     -         -   no\n",
+            "3G of 4G are in use, in units of 2M; policy optimal.\n",
+            "lower by 20.0 % (geometric mean)",
+            "Gives memory to web1. Sizes are only shown, not changed (--apply).\n",
+        ] {
+            assert!(shown.contains(words), "`{words}` is missing in:\n{shown}");
+        }
+        assert_eq!(log(&report), "00:00:00Z web1: 1M -> 2M: it gains: set\n");
+        assert_eq!(log(&HostReport::default()), "Nothing was decided yet.\n");
+    }
+}

@@ -1,0 +1,116 @@
+//! The table `[memory]` of a VM's file, and of the host's file for all VMs: the limits that `remoca host` keeps.
+
+use crate::settings::file::{MEMORY, Problem, Settings};
+use crate::settings::layers::Merged;
+use crate::settings::schema::Schema;
+use crate::settings::{Files, Unusable};
+use crate::size::parse_size;
+use anyhow::{Result, bail};
+use clap::{Args, FromArgMatches};
+use remoca_core::allocation::WEIGHTS;
+use remoca_host::limits::Limits;
+use std::path::Path;
+
+/// Keys of the table.
+#[derive(Args, Debug)]
+struct MemoryArgs {
+    /// Size that the VM has at least
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_size)]
+    minimum: u64,
+
+    /// Size that the VM has at most [default: the total of the host]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    maximum: Option<u64>,
+
+    /// Share of the total, against the weights of the other VMs
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_weight)]
+    weight: f64,
+
+    /// How much more may miss than with the size by weight, such as 25% of the misses there; `none` for no such bound
+    #[arg(long, value_name = "PERCENT", default_value = "25%", value_parser = parse_bound)]
+    bound: f64,
+}
+
+/// Returns the keys that the table may have.
+pub fn schema() -> Schema {
+    Schema::new(MemoryArgs::augment_args(clap::Command::new("memory")), &[], &[])
+}
+
+/// Returns what the files say in the tables of the VM and of the host, with all mistakes.
+pub fn tables(files: &Files) -> ([Settings; 2], Vec<Problem>) {
+    let (vm, mut problems) = files.vm.as_ref().map(|text| text.vm_table(MEMORY, &schema())).unwrap_or_default();
+    let (host, of_host) = files.host.as_ref().map(|text| text.host(MEMORY, &schema())).unwrap_or_default();
+    problems.extend(of_host);
+    ([vm, host], problems)
+}
+
+/// Returns the limits that the files of a VM give it.
+///
+/// # Errors
+/// If there is a mistake in them.
+pub fn limits(files: &Files) -> Result<Limits> {
+    let ([vm, host], problems) = tables(files);
+    if !problems.is_empty() {
+        return Err(Unusable(problems).into());
+    }
+    let args = MemoryArgs::from_arg_matches(&Merged::new(&schema(), &[], &[&vm, &host])?.matches)?;
+    if let Some(maximum) = args.maximum.filter(|maximum| *maximum < args.minimum) {
+        bail!("[memory]: the maximum of {maximum} bytes is less than the minimum of {}", args.minimum);
+    }
+    Ok(Limits { minimum_bytes: args.minimum, maximum_bytes: args.maximum, weight: args.weight, bound: args.bound })
+}
+
+/// Returns the limits of the VM `name` by the files in `folder`, or why there are none as a text.
+///
+/// # Errors
+/// As [`limits`].
+pub fn limits_of(name: &str, folder: &Path) -> Result<Limits, String> {
+    let files = Files::read(folder, Some(name)).map_err(anyhow::Error::from);
+    files.and_then(|files| limits(&files)).map_err(|error| format!("{error:#}").replace("\n ", ";"))
+}
+
+fn parse_weight(text: &str) -> Result<f64, String> {
+    let (least, most) = (WEIGHTS.start(), WEIGHTS.end());
+    let error = || format!("`{text}` is not a weight: write a number from {least} to {most}, such as 2");
+    text.parse().ok().filter(|weight| WEIGHTS.contains(weight)).ok_or_else(error)
+}
+
+fn parse_bound(text: &str) -> Result<f64, String> {
+    let error = || format!("`{text}` is not a bound: write a percentage, such as 25%, or none");
+    if text == "none" {
+        return Ok(f64::INFINITY);
+    }
+    let percent: Option<f64> = text.strip_suffix('%').unwrap_or(text).parse().ok();
+    percent.filter(|percent| percent.is_finite() && *percent >= 0.).map(|percent| percent / 100.).ok_or_else(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::file::Text;
+
+    fn files(vm: &str, host: &str) -> Files {
+        let text = |path: &str, text: &str| Some(Text { path: path.into(), text: format!("version = 1\n{text}") });
+        Files { vm: text("V", vm), host: text("H", host) }
+    }
+
+    #[test]
+    fn a_vms_table_is_before_the_hosts_and_that_before_the_defaults() {
+        let of = |vm: &str, host: &str| limits(&files(vm, host)).unwrap();
+        assert_eq!(of("", ""), Limits::default());
+        let both =
+            of("cache = '1G'\n[memory]\nminimum = '1G'\nbound = 'none'\n", "[memory]\nweight = 2\nbound = '5%'\n");
+        assert_eq!((both.minimum_bytes, both.weight, both.bound), (1 << 30, 2., f64::INFINITY));
+        assert!((of("", "[memory]\nbound = '5%'\n").bound - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_lines() {
+        let wrong = |vm: &str| format!("{:#}", limits(&files(vm, "")).unwrap_err());
+        assert!(wrong("[memory]\nminimun = '1G'\n").contains("V:3: unknown key `minimun`: did you mean `minimum`?"));
+        assert!(wrong("[memory]\nweight = 0\n").contains("V:3: weight: `0` is not a weight"));
+        assert!(wrong("[memory]\nbound = '-1%'\n").contains("V:3: bound: `-1%` is not a bound"));
+        assert!(wrong("[memory]\nminimum = '2G'\nmaximum = '1G'\n").contains("is less than the minimum"));
+        assert!(wrong("memory = 1\n").contains("V:2: `memory` must be a table: [memory]"));
+    }
+}

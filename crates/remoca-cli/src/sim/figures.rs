@@ -1,0 +1,173 @@
+//! The figures of a simulation, as its outputs show them.
+
+use remoca_trace::Summary;
+use remoca_trace::sim::{CurveKind, Outcome, PolicyKind, Setup};
+use serde::Serialize;
+
+/// Time of a read from the disk where the trace has none, in milliseconds: that of the demonstration in the README.
+const DISK_MS: f64 = 7.0;
+
+/// The trace.
+#[derive(Debug, Serialize)]
+pub struct TraceFigures {
+    pub file: String,
+    pub format: String,
+    #[serde(flatten)]
+    pub summary: Summary,
+    pub cut: Option<String>,
+}
+
+/// Sizes in bytes.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Sizes {
+    pub guest: u64,
+    pub local: u64,
+    pub remote: u64,
+}
+
+/// Times of a read in milliseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Latencies {
+    pub local_ms: f64,
+    pub remote_ms: f64,
+    pub disk_ms: f64,
+    /// Where the disk's time comes from.
+    pub disk_is: DiskTime,
+}
+
+/// Source of the disk's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskTime {
+    Said,
+    OfTheTrace,
+    Assumed,
+}
+
+impl Latencies {
+    /// Returns the times. What the operator says of the disk comes before what the trace says.
+    pub fn of(local_ms: f64, remote_ms: f64, disk_ms: Option<f64>, summary: &Summary) -> Self {
+        let (disk_ms, disk_is) = match (disk_ms, summary.recorded_disk_ms) {
+            (Some(ms), _) => (ms, DiskTime::Said),
+            (None, Some(ms)) => (ms, DiskTime::OfTheTrace),
+            (None, None) => (DISK_MS, DiskTime::Assumed),
+        };
+        Self { local_ms, remote_ms, disk_ms, disk_is }
+    }
+}
+
+/// All figures.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub trace: TraceFigures,
+    pub bytes: Sizes,
+    pub policy: PolicyKind,
+    pub curve_kind: CurveKind,
+    pub one_of: u64,
+    pub latencies: Latencies,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// Expected mean time of a read with the tiers, and with the guest's memory alone. `None` without reads.
+    pub mean_read_ms: Option<f64>,
+    pub mean_read_without_ms: Option<f64>,
+    pub cpu_seconds: f64,
+}
+
+impl Report {
+    /// Returns the figures of an outcome.
+    pub fn of(
+        trace: TraceFigures,
+        bytes: Sizes,
+        setup: &Setup,
+        latencies: Latencies,
+        outcome: Outcome,
+        cpu_seconds: f64,
+    ) -> Self {
+        let Latencies { local_ms, remote_ms, disk_ms, .. } = latencies;
+        let shares = outcome.shares;
+        // Without counts of requests, as if each block were read alone.
+        let by_blocks = shares.local * local_ms + shares.remote * remote_ms + shares.disk * disk_ms;
+        let has_reads = outcome.blocks.all() > 0;
+        let with = match &outcome.requests {
+            Some(requests) => requests.mean_ms(local_ms, remote_ms, disk_ms),
+            None => has_reads.then_some(by_blocks),
+        };
+        let without = match &outcome.requests {
+            Some(requests) => requests.mean_ms(disk_ms, disk_ms, disk_ms),
+            None => has_reads.then_some((1.0 - shares.guest) * disk_ms),
+        };
+        Self {
+            trace,
+            bytes,
+            policy: setup.policy,
+            curve_kind: setup.curve,
+            one_of: setup.one_of,
+            latencies,
+            outcome,
+            mean_read_ms: with,
+            mean_read_without_ms: without,
+            cpu_seconds,
+        }
+    }
+
+    /// Returns how many times shorter the tiers make the mean read, if that is known.
+    pub fn gain(&self) -> Option<f64> {
+        let (with, without) = (self.mean_read_ms?, self.mean_read_without_ms?);
+        (with > 0.0).then(|| without / with)
+    }
+
+    /// Returns the places where reads are answered: name, size in bytes, blocks, share of the blocks.
+    pub fn places(&self) -> [(&'static str, Option<u64>, u64, f64); 4] {
+        let (blocks, shares) = (&self.outcome.blocks, &self.outcome.shares);
+        [
+            ("guest memory", Some(self.bytes.guest), blocks.guest, shares.guest),
+            ("local tier", Some(self.bytes.local), blocks.local, shares.local),
+            ("remote tier", Some(self.bytes.remote), blocks.remote, shares.remote),
+            ("disk", None, blocks.disk, shares.disk),
+        ]
+    }
+
+    /// Returns what the reader has to know to judge the figures, a sentence or two each.
+    pub fn notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let Self { trace, outcome, latencies, .. } = self;
+        if self.one_of > 1 {
+            notes.push(format!("One block of {} was simulated, with as much less memory.", self.one_of));
+        }
+        if self.bytes.guest == 0 && outcome.uses_evictions {
+            notes.push("Evictions are those of the guest while the trace was recorded.".into());
+        } else if self.bytes.guest == 0 {
+            notes.push(
+                "The trace has no evictions, so this is a cache into which reads are admitted. Guest memory in front of it \
+                 (--guest) evicts by itself."
+                    .into(),
+            );
+        }
+        if outcome.has_partial {
+            notes.push("Reads of parts of blocks count as misses.".into());
+        }
+        if self.policy == PolicyKind::Fixed {
+            notes.push("The best set of blocks is a bound: no cache knows it beforehand. Times are as if blocks were read alone.".into());
+        }
+        match latencies.disk_is {
+            DiskTime::Assumed => notes.push(format!(
+                "The trace has no times: a read from the disk is assumed to take {} ms (--disk-latency).",
+                latencies.disk_ms
+            )),
+            DiskTime::OfTheTrace => notes.push(format!(
+                "A read from the disk takes {:.3} ms, as in the trace (--disk-latency).",
+                latencies.disk_ms
+            )),
+            DiskTime::Said => {}
+        }
+        if let Some(hits) = trace.summary.recorded_cache_reads.filter(|_| trace.summary.reads > 0) {
+            let share = hits as f64 / trace.summary.reads as f64 * 100.0;
+            notes.push(format!("While it was recorded, the cache answered {share:.1} % of the reads."));
+        }
+        if trace.summary.lost > 0 {
+            notes.push(format!("{} records were lost while it was recorded.", trace.summary.lost));
+        }
+        notes.extend(trace.cut.iter().map(|cut| format!("The rest is missing: {cut}.")));
+        notes
+    }
+}

@@ -1,0 +1,56 @@
+//! `remoca top`: all VMs of this host on a terminal.
+
+use crate::runtime;
+use anyhow::Result;
+use clap::Args;
+use remoca_view::address::Address;
+use remoca_view::top::{self, Options};
+use remoca_view::watch::Sockets;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Show all VMs of this host on the terminal: what is wrong, what the cache does, and for one VM its curve and its last minutes.
+///
+/// Keys: q quits, up and down select a VM, Enter shows everything about it, left and right choose the column that sorts, r reverses.
+/// Without a terminal it prints one frame.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Only these VMs: names, or paths of control sockets [default: all that run here]
+    #[arg(value_name = "NAME", conflicts_with = "from")]
+    names: Vec<String>,
+
+    /// Time between two looks
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    interval: u32,
+
+    /// Print one frame as text, of what happens in a second, and exit
+    #[arg(long)]
+    once: bool,
+
+    /// Show the snapshots of the `remoca web` at this address (127.0.0.1:9170, unix:/PATH) instead of asking
+    #[arg(long, value_name = "ADDRESS")]
+    from: Option<Address>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// If the page does not answer, or the terminal cannot be used.
+pub fn run(args: TopArgs) -> Result<()> {
+    let TopArgs { names, interval, once, from } = args;
+    let sockets = sockets_of(names)?;
+    top::run(Options { from, interval: Duration::from_secs(interval.into()), is_once: once, sockets })
+}
+
+/// Returns what finds the control sockets of the VMs with these names, or all of this host each time.
+///
+/// # Errors
+/// If there is no directory for control sockets, and a name is no path.
+pub fn sockets_of(names: Vec<String>) -> Result<Sockets> {
+    if names.is_empty() {
+        return Ok(Box::new(|| runtime::sockets(None).unwrap_or_default()));
+    }
+    let sockets: Vec<Vec<PathBuf>> = names.iter().map(|name| runtime::sockets(Some(name))).collect::<Result<_>>()?;
+    let sockets = sockets.concat();
+    Ok(Box::new(move || sockets.clone()))
+}

@@ -1,0 +1,164 @@
+//! `remoca trace record`: receives the trace of a running VM over its control socket, and writes it into a file.
+//!
+//! The VM process sends, and never waits: what its client is too slow for is lost, and counted. The file has whole frames only,
+//! so it is sound however the recording ends.
+
+use super::import::{complete, unfinished};
+use crate::runtime;
+use crate::size::show_size;
+use anyhow::{Context, Result, bail};
+use remoca_io::control::{self, call_for_stream};
+use remoca_io::signals::Signals;
+use remoca_protocol::control::{Command, Reply};
+use remoca_protocol::trace::{FRAME_HEADER_BYTES, FrameHeader, HEAD_BYTES, check_head};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long one wait for bytes takes at most.
+const WAIT: Duration = Duration::from_millis(200);
+/// How long the rest of the trace may take to arrive once its end was asked for.
+const END_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Records the trace of the VM `name` into `output`, for at most so long and of at most that size.
+pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
+    let signals = Signals::take().context("cannot wait for signals")?;
+    let socket = socket_of(name)?;
+    let mut file = unfinished(output)?;
+    let mut trace = start(&socket)?;
+    let begun = Instant::now();
+    eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
+    let mut frames = Frames::new(size);
+    let mut ending: Option<Instant> = None;
+    let why = loop {
+        match trace.read(frames.room()) {
+            Ok(0) if ending.is_some() => break None,
+            Ok(0) => break Some("The VM process has ended the trace: it was stopped, upgraded, or ended."),
+            Ok(count) => frames.take(count, file.as_file_mut())?,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(_) => break Some("The connection to the VM process was lost."),
+        }
+        if frames.is_full {
+            let _ = control::call(&socket, Command::TraceStop);
+            break Some("The size is reached.");
+        }
+        let is_over = begun.elapsed() >= time || is_asked_to_stop(&signals);
+        match ending {
+            None if is_over => {
+                ending = Some(Instant::now());
+                // It may have ended by itself; then the connection ends, too.
+                let _ = control::call(&socket, Command::TraceStop);
+            }
+            Some(since) if since.elapsed() > END_PATIENCE => break Some("The VM process did not send the rest."),
+            None | Some(_) => {}
+        }
+    };
+    if !frames.has_head {
+        bail!("the VM process sent no trace");
+    }
+    let bytes = complete(file, output)?;
+    let Frames { records, lost, .. } = frames;
+    let mut out = io::stdout();
+    let seconds = begun.elapsed().as_secs_f64();
+    writeln!(out, "{}: {records} requests and evictions in {seconds:.1} s, {}", output.display(), show_size(bytes))?;
+    if lost > 0 {
+        writeln!(out, "{lost} were lost, because this command was too slow to take them")?;
+    }
+    why.iter().try_for_each(|why| writeln!(out, "{why}"))?;
+    Ok(())
+}
+
+/// Ends the recording that somebody else receives.
+pub fn stop(name: &str) -> Result<()> {
+    runtime::ask(&socket_of(name)?, Command::TraceStop).map(|_| ())
+}
+
+fn socket_of(name: &str) -> Result<PathBuf> {
+    runtime::sockets(Some(name))?.pop().context("there is no such VM process")
+}
+
+fn start(socket: &Path) -> Result<BufReader<UnixStream>> {
+    let (reply, stream) = call_for_stream(socket, Command::TraceStart).map_err(|error| {
+        runtime::explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
+    })?;
+    match reply {
+        Reply::Status(_) => {}
+        Reply::Curve(_) => bail!("the process answers with something else than a trace"),
+        Reply::Error { error } if error.starts_with("this is no command") => {
+            bail!("the process is of an older version, which sends no traces: `remoca upgrade` brings it to this one")
+        }
+        Reply::Error { error } => bail!("{error}"),
+    }
+    stream.get_ref().set_read_timeout(Some(WAIT)).context("cannot wait for the trace")?;
+    Ok(stream)
+}
+
+fn is_asked_to_stop(signals: &Signals) -> bool {
+    let no_time = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&signals.stop, PollFlags::IN)], Some(&no_time)).is_ok_and(|count| count > 0)
+}
+
+/// The trace as it arrives. Whole frames go into the file.
+struct Frames {
+    buffer: Vec<u8>,
+    filled: usize,
+    has_head: bool,
+    records: u64,
+    lost: u64,
+    /// Bytes that the file may still take.
+    left: u64,
+    is_full: bool,
+}
+
+impl Frames {
+    fn new(size: u64) -> Self {
+        let buffer = vec![0; 256 << 10];
+        Self { buffer, filled: 0, has_head: false, records: 0, lost: 0, left: size, is_full: false }
+    }
+
+    /// Returns where the next bytes belong.
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.filled..]
+    }
+
+    /// Writes what is whole after `count` more bytes.
+    fn take(&mut self, count: usize, file: &mut impl Write) -> Result<()> {
+        self.filled += count;
+        let mut at = 0;
+        while let Some(length) = self.next(&self.buffer[at..self.filled])? {
+            if self.left < length as u64 {
+                self.is_full = true;
+                break;
+            }
+            self.left -= length as u64;
+            if self.has_head {
+                let header = self.buffer[at..].first_chunk().map(FrameHeader::parse);
+                if let Some(Ok(header)) = header {
+                    self.records += u64::from(header.records);
+                    self.lost += u64::from(header.lost);
+                }
+            }
+            self.has_head = true;
+            file.write_all(&self.buffer[at..at + length]).context("cannot write the trace")?;
+            at += length;
+        }
+        self.buffer.copy_within(at..self.filled, 0);
+        self.filled -= at;
+        Ok(())
+    }
+
+    /// Returns the length of the frame that the bytes begin with, or `None` if it is not whole.
+    fn next(&self, bytes: &[u8]) -> Result<Option<usize>> {
+        let length = if self.has_head {
+            let Some(header) = bytes.first_chunk::<FRAME_HEADER_BYTES>() else { return Ok(None) };
+            FRAME_HEADER_BYTES + FrameHeader::parse(header)?.length
+        } else {
+            let Some(head) = bytes.first_chunk::<HEAD_BYTES>() else { return Ok(None) };
+            check_head(head)?;
+            HEAD_BYTES
+        };
+        Ok((bytes.len() >= length).then_some(length))
+    }
+}

@@ -1,0 +1,63 @@
+//! `remoca web`: a page and metrics of all VMs of this host.
+
+use crate::top::sockets_of;
+use anyhow::Result;
+use clap::Args;
+use remoca_view::address::Address;
+use remoca_view::web::{self, Options};
+use sd_notify::NotifyState;
+use std::io::Write;
+use std::time::Duration;
+
+/// Serve a page and Prometheus metrics of all VMs of this host: what is wrong, what the cache does, and what more memory would do.
+///
+/// It only reads. Paths: / is the page, /metrics is for Prometheus, /api/snapshot and /api/status are for programs, /healthz says
+/// that it runs. Whoever can connect reads the names, images and loads of all VMs.
+#[derive(Args, Debug)]
+pub struct WebArgs {
+    /// Only these VMs: names, or paths of control sockets [default: all that run here]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Where it listens: ADDRESS:PORT of loopback, or unix:/PATH. May be repeated [default: 127.0.0.1:9170]
+    #[arg(short, long, value_name = "ADDRESS")]
+    listen: Vec<Address>,
+
+    /// Name under which the page is asked for, besides localhost and the addresses that it listens at: that of a proxy. May be
+    /// repeated
+    #[arg(long, value_name = "NAME")]
+    host: Vec<String>,
+
+    /// Allow an address that other hosts reach. Everyone there can read the page: there is no password and no encryption
+    #[arg(long)]
+    open: bool,
+
+    /// Group (name or number) that may connect to Unix sockets [default: only the owner may]
+    #[arg(long, value_name = "GROUP", value_parser = crate::group::parse_group)]
+    socket_group: Option<u32>,
+
+    /// Time between two snapshots
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    interval: u32,
+}
+
+/// Runs the subcommand, until it is told to end.
+///
+/// # Errors
+/// If it cannot listen at an address, or should not.
+pub fn run(args: WebArgs) -> Result<()> {
+    let WebArgs { names, listen, host, open, socket_group, interval } = args;
+    let options = Options {
+        listen: if listen.is_empty() { vec![Address::default()] } else { listen },
+        hosts: host,
+        is_open: open,
+        group: socket_group,
+        interval: Duration::from_secs(interval.into()),
+        sockets: sockets_of(names)?,
+    };
+    web::run(options, |addresses| {
+        // The parent may not read our output, and there may be no service manager.
+        let _said = writeln!(std::io::stdout(), "listening on {}", addresses.join(" "));
+        let _told = sd_notify::notify(&[NotifyState::Ready]);
+    })
+}

@@ -1,0 +1,296 @@
+//! `remoca host` beside real VM processes and a memory server, and beside others that hang, lie and die.
+
+use super::support::fake_vm::{FakeVm, Manner};
+use super::support::machine::{Machine, Setup};
+use super::support::model::BLOCK;
+use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
+use super::support::wait_until;
+use remoca_protocol::host::{HostReport, HostVm};
+use std::collections::HashMap;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+const FAILURE: i32 = 1;
+const CONFIGURATION: i32 = 78;
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// A VM process with a name, whose control socket is found in the folder of the host, and the blocks of a loop.
+struct Vm {
+    machine: Machine,
+    blocks: Vec<usize>,
+}
+
+impl Vm {
+    /// Starts the VM `name` with a cache. Its guest is going to read `count` blocks again and again.
+    fn start(host: &Path, name: &str, server: &Serve, cache: &'static str, count: usize, seed: u64) -> Self {
+        let machine = Machine::start_in(
+            folder(),
+            Setup {
+                server: Some(server.address.clone()),
+                cache,
+                blocks: 4096,
+                named: false,
+                // The server may be slower than the disk here.
+                arguments: vec![format!("--name={name}"), "--no-hedge".into()],
+                seed,
+                ..Setup::default()
+            },
+        );
+        symlink(machine.control(), host.join(format!("{name}.ctl"))).unwrap();
+        let model = &machine.disks[0].model;
+        let all: Vec<_> = model.bytes.chunks(BLOCK).collect();
+        let mut times = HashMap::new();
+        all.iter().for_each(|block| *times.entry(*block).or_insert(0) += 1);
+        let is_unique = |number: &usize| times[all[*number]] == 1 && all[*number] != [0; BLOCK];
+        let blocks: Vec<_> = (0..all.len()).filter(is_unique).take(count).collect();
+        assert_eq!(blocks.len(), count);
+        Self { machine, blocks }
+    }
+
+    /// Reads all blocks; the guest evicts each at once.
+    fn pass(&mut self) {
+        let machine = &mut self.machine;
+        for number in &self.blocks {
+            let page = machine.disks[0].read(&(number * BLOCK..(number + 1) * BLOCK));
+            assert!(page == machine.disks[0].model.block(*number));
+            assert_eq!(machine.send_to_port(1, &page), 0);
+            machine.pages_sent += 1;
+        }
+    }
+
+    fn wanted_mib(&self) -> u64 {
+        self.machine.status().cache.wanted_bytes / MIB
+    }
+}
+
+fn daemon(host: &Path, arguments: &[&str]) -> Program {
+    let sockets = host.to_str().unwrap();
+    let mut command = command(REMOCA);
+    command.args(["host", "--sockets", sockets, "--interval", "300ms", "--window", "1s"]).args(arguments);
+    Program::start(&mut command, &host.join("host.log"))
+}
+
+/// Returns the report of the daemon; `None` while it has none.
+fn report(host: &Path) -> Option<HostReport> {
+    let output = run(&["host", "status", "-o", "json", "--sockets", host.to_str().unwrap()]);
+    output.status.success().then(|| HostReport::parse(&output.stdout).unwrap())
+}
+
+fn vm<'r>(report: &'r HostReport, name: &str) -> &'r HostVm {
+    report.vms.iter().find(|vm| vm.name == name).unwrap_or_else(|| panic!("no {name}: {report:?}"))
+}
+
+fn once(host: &Path, arguments: &[&str]) -> HostReport {
+    let all = [&["host", "--once", "-o", "json", "--sockets", host.to_str().unwrap()], arguments].concat();
+    let output = run(&all);
+    assert!(output.status.success(), "{output:?}");
+    HostReport::parse(&output.stdout).unwrap()
+}
+
+#[test]
+fn memory_moves_to_the_vm_that_gains_and_the_total_is_kept() {
+    let host = folder();
+    let donor = folder();
+    let server = Serve::start(donor.path(), "64M");
+    let mut gains = Vm::start(host.path(), "gains", &server, "8M", 2560, 1);
+    let mut gives = Vm::start(host.path(), "gives", &server, "8M", 256, 2);
+    wait_until("both have their caches", || server.pages_given() * 4096 == 16 * MIB);
+    (0..3).for_each(|_| gains.pass());
+    (0..6).for_each(|_| gives.pass());
+    let mut plan = once(host.path(), &["--total", "16M"]);
+    wait_until("the plan moves memory", || {
+        gains.pass();
+        gives.pass();
+        plan = once(host.path(), &["--total", "16M"]);
+        vm(&plan, "gains").target_bytes > 8 * MIB
+    });
+    assert_eq!((vm(&plan, "gains").target_bytes, vm(&plan, "gives").target_bytes), (12 * MIB, 4 * MIB), "{plan:?}");
+    assert!(!plan.applies && vm(&plan, "gains").why.starts_with("it gains"));
+    let equal = once(host.path(), &["--total", "16M", "--policy", "equal"]);
+    assert_eq!(vm(&equal, "gains").target_bytes, 8 * MIB);
+    assert_eq!((gains.wanted_mib(), gives.wanted_mib()), (8, 8), "nothing was changed");
+
+    let mut daemon = daemon(host.path(), &["--total", "16M", "--apply", "-o", "json"]);
+    wait_until("the memory has moved", || {
+        gains.pass();
+        gives.pass();
+        assert!(daemon.is_running(), "{}", daemon.log());
+        assert!(server.pages_given() * 4096 <= 16 * MIB, "{}", daemon.log());
+        (gains.wanted_mib(), gives.wanted_mib()) == (12, 4)
+    });
+    let misses = |vm: &Vm| vm.machine.counter("missed_blocks");
+    wait_until("the loop is answered by the cache", || {
+        let before = misses(&gains);
+        gains.pass();
+        assert!(server.pages_given() * 4096 <= 16 * MIB);
+        misses(&gains) == before
+    });
+    expect_one_daemon(host.path());
+    wait_until("it has come to rest", || {
+        gives.pass();
+        report(host.path()).unwrap().state == "all sizes are as they should be"
+    });
+    let shown = report(host.path()).unwrap();
+    let decisions: Vec<_> = shown.decisions.iter().map(|d| (d.vm.as_deref().unwrap(), d.to_bytes / MIB)).collect();
+    assert_eq!(decisions, [("gives", 4), ("gains", 12)], "{shown:?}");
+    let log = run(&["host", "log", "--sockets", host.path().to_str().unwrap()]);
+    let log = String::from_utf8(log.stdout).unwrap();
+    assert!(
+        log.contains("gives: 8M -> 4M: others gain more than it loses") && log.contains("given back after"),
+        "{log}"
+    );
+    daemon.terminate();
+    assert!(!host.path().join("remoca-host.socket").exists());
+    assert_eq!((gains.wanted_mib(), gives.wanted_mib()), (12, 4), "sizes stay as they are");
+    gains.machine.finish();
+    gives.machine.finish();
+}
+
+/// Checks that no second daemon starts, but that a look beside the first one is possible.
+fn expect_one_daemon(host: &Path) {
+    let sockets = host.to_str().unwrap();
+    let second = run(&["host", "--total", "16M", "--apply", "--sockets", sockets]);
+    expect_refusal(&second, FAILURE, &["another `remoca host` runs here"]);
+    assert_eq!(once(host, &["--total", "16M"]).vms.len(), 2);
+}
+
+#[test]
+fn vms_that_hang_lie_or_die_change_nothing_for_the_others() {
+    let host = folder();
+    let donor = folder();
+    let server = Serve::start(donor.path(), "64M");
+    let mut gains = Vm::start(host.path(), "gains", &server, "8M", 2560, 1);
+    let mut gives = Vm::start(host.path(), "gives", &server, "8M", 256, 2);
+    let hangs = Vm::start(host.path(), "hangs", &server, "4M", 1, 3);
+    let mut dies = Vm::start(host.path(), "dies", &server, "4M", 1, 4);
+    let fake = |name: &str, manner: Manner| FakeVm::start(host.path(), name, Manner { mib: 2, ..manner });
+    let liars = [
+        fake("babbles", Manner::default()),
+        fake("false-name", Manner::default()),
+        fake("false-size", Manner::default()),
+    ];
+    wait_until("all have their caches", || server.pages_given() * 4096 == 24 * MIB);
+    let total = 30 * MIB;
+    let mut daemon = daemon(host.path(), &["--total", "30M", "--apply", "-o", "json"]);
+    wait_until("the daemon knows all VMs", || {
+        assert!(daemon.is_running(), "{}", daemon.log());
+        report(host.path()).is_some_and(|report| report.vms.len() == 7 && report.counted_bytes == total)
+    });
+    hangs.machine.program.signal(Signal::STOP);
+    dies.machine.program.kill();
+    liars[0].change(|manner| manner.babbles = true);
+    liars[1].change(|manner| manner.false_name = Some("gains".into()));
+    liars[2].change(|manner| manner.false_bytes = Some(u64::MAX));
+    wait_until("the memory has moved", || {
+        gains.pass();
+        (0..3).for_each(|_| gives.pass());
+        assert!(daemon.is_running(), "{}", daemon.log());
+        assert!(server.pages_given() * 4096 <= 24 * MIB, "{}", daemon.log());
+        (gains.wanted_mib(), gives.wanted_mib()) == (12, 4)
+    });
+    let shown = report(host.path()).unwrap();
+    let why = |name: &str| vm(&shown, name).why.clone();
+    assert!(why("hangs").contains("did not answer within 2 seconds"), "{shown:?}");
+    assert!(why("dies").contains("its process was killed"), "{shown:?}");
+    assert!(why("babbles").contains("bytes") || why("babbles").contains("did not answer"), "{shown:?}");
+    assert!(why("false-name").contains("says that it is gains"), "{shown:?}");
+    assert!(why("false-size").contains("which no process can"), "{shown:?}");
+    assert_eq!(vm(&shown, "hangs").has_bytes, 4 * MIB, "it counts with what it had");
+    hangs.machine.program.signal(Signal::CONT);
+    wait_until("the VM is heard again", || vm(&report(host.path()).unwrap(), "hangs").state == "keeps");
+    daemon.terminate();
+    gains.machine.finish();
+    gives.machine.finish();
+    hangs.machine.finish();
+    assert!(liars.iter().all(|liar| liar.now().heard.is_empty()), "nobody told them anything");
+}
+
+#[test]
+fn a_daemon_that_is_killed_between_two_steps_has_a_successor_that_ends_the_plan() {
+    let host = folder();
+    let gives = FakeVm::start(host.path(), "gives", Manner { mib: 8, is_deaf: true, ..Manner::default() });
+    let gains = FakeVm::start(host.path(), "gains", Manner { mib: 8, cliff_mib: 10, ..Manner::default() });
+    let arguments = ["--total", "16M", "--apply", "-o", "json"];
+    let mut first = daemon(host.path(), &arguments);
+    wait_until("the command is on its way", || gives.now().heard == [4]);
+    first.kill();
+    assert!(gains.now().heard.is_empty(), "nothing is given before it is taken");
+    gives.change(|manner| (manner.is_deaf, manner.heard) = (false, Vec::new()));
+    let mut second = daemon(host.path(), &arguments);
+    wait_until("the plan is done", || {
+        assert!(gives.now().mib + gains.now().mib <= 16);
+        gains.now().mib == 12
+    });
+    assert_eq!((gives.now().heard, gains.now().heard), (vec![4], vec![12]));
+    wait_until("it is in the log", || report(host.path()).is_some_and(|report| report.decisions.len() == 3));
+    let log = report(host.path()).unwrap().decisions;
+    assert!(log[0].why.contains("a former daemon ended") && log[0].why.contains("it is carried out"), "{log:?}");
+    second.terminate();
+}
+
+#[test]
+fn what_the_files_say_holds() {
+    let host = folder();
+    let config = folder();
+    std::fs::create_dir(config.path().join("vms")).unwrap();
+    let write =
+        |name: &str, text: &str| std::fs::write(config.path().join(name), format!("version = 1\n{text}")).unwrap();
+    write("remoca.toml", "[host]\ntotal = '16M'\n[memory]\nbound = 'none'\n");
+    write("vms/a.toml", "[memory]\nminimum = '7M'\nweight = 3\n");
+    write("vms/b.toml", "[memory]\nweight = 'heavy'\n");
+    FakeVm::start(host.path(), "a", Manner { mib: 8, ..Manner::default() });
+    FakeVm::start(host.path(), "b", Manner { mib: 4, ..Manner::default() });
+    FakeVm::start(host.path(), "c", Manner { mib: 4, cliff_mib: 6, ..Manner::default() });
+    let with =
+        |arguments: &[&str]| once(host.path(), &[&["--config", config.path().to_str().unwrap()], arguments].concat());
+    let report = with(&[]);
+    assert_eq!(report.total_bytes, 16 * MIB);
+    let a = vm(&report, "a");
+    assert_eq!((a.minimum_bytes, a.bound, a.weight), (7 * MIB, None, 3.0));
+    assert!(a.baseline_bytes > vm(&report, "c").baseline_bytes, "{report:?}");
+    assert!(vm(&report, "b").why.contains("b.toml:3: weight: `heavy` is not a weight"), "{report:?}");
+    assert_eq!(vm(&report, "b").target_bytes, 4 * MIB, "it keeps what it has");
+    // The minimum of the one leaves the other in front of its cliff.
+    assert_eq!((a.target_bytes, vm(&report, "c").target_bytes), (8 * MIB, 4 * MIB), "{report:?}");
+    assert_eq!(vm(&with(&["--total", "32M"]), "c").target_bytes, 8 * MIB);
+
+    let check = run(&["config", "check", "--config", config.path().to_str().unwrap()]);
+    let said = String::from_utf8(check.stdout).unwrap();
+    assert!(said.contains("b.toml:3: weight: `heavy`") && !said.contains("a.toml"), "{said}");
+    let shown = run(&["config", "show", "a", "--origin", "--config", config.path().to_str().unwrap()]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    for words in ["\n[memory]\nminimum = \"7M\"    # ", "vms/a.toml:3\n", "bound = \"none\"    # ", "remoca.toml:5\n"] {
+        assert!(shown.contains(words), "`{words}` is missing in: {shown}");
+    }
+    write("remoca.toml", "[host]\ntotl = '16M'\n");
+    let wrong = run(&["host", "--once", "--config", config.path().to_str().unwrap()]);
+    expect_refusal(&wrong, CONFIGURATION, &["remoca.toml:3: unknown key `totl`: did you mean `total`?"]);
+    expect_refusal(&run(&["host", "--once"]), CONFIGURATION, &["no total: say --total SIZE"]);
+    let nobody = run(&["host", "status", "--sockets", config.path().to_str().unwrap()]);
+    expect_refusal(&nobody, FAILURE, &["no daemon of this host answers"]);
+}
+
+#[test]
+fn one_plan_is_applied_and_none_without_a_record() {
+    let host = folder();
+    let gives = FakeVm::start(host.path(), "gives", Manner { mib: 8, ..Manner::default() });
+    let gains = FakeVm::start(host.path(), "gains", Manner { mib: 8, cliff_mib: 10, ..Manner::default() });
+    let report = once(host.path(), &["--total", "16M", "--apply"]);
+    assert_eq!((gives.now().mib, gains.now().mib), (4, 12), "{report:?}");
+    assert!(report.applies && report.decisions.len() == 2 && report.counted_bytes == 16 * MIB);
+    assert!(!host.path().join("remoca-host.socket").exists());
+    let table = run(&["host", "--once", "--total", "16M", "--sockets", host.path().to_str().unwrap()]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("All sizes are as they should be. Sizes are only shown, not changed (--apply)."), "{table}");
+    // A record that cannot be written: nothing is changed.
+    gains.change(|manner| manner.cliff_mib = 14);
+    gives.change(|manner| manner.mib = 4);
+    std::fs::create_dir(host.path().join("remoca-host.record.new")).unwrap();
+    let report = once(host.path(), &["--total", "32M", "--apply"]);
+    assert_eq!(gains.now().mib, 12, "{report:?}");
+    assert!(report.decisions.last().unwrap().outcome.contains("the intent cannot be written"), "{report:?}");
+}

@@ -1,0 +1,331 @@
+//! `remoca top`, the page and its metrics show the same figures as `remoca status -o json`, and name each fault first.
+
+use super::support::fake_server::{FakeServer, Lie};
+use super::support::machine::{Machine, Setup};
+use super::support::model::BLOCK;
+use super::support::page::Page;
+use super::support::program::{REMOCA, Serve, Signal, command, expect_refusal, run};
+use super::support::wait_until;
+use serde_json::Value;
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+fn machine(name: &str, setup: Setup) -> Machine {
+    machine_in(tempfile::tempdir().unwrap(), name, setup)
+}
+
+fn machine_in(folder: tempfile::TempDir, name: &str, setup: Setup) -> Machine {
+    let arguments = [vec!["--name".into(), name.into()], setup.arguments].concat();
+    Machine::start_in(folder, Setup { named: false, arguments, ..setup })
+}
+
+/// One snapshot as every screen shows it.
+struct Screens {
+    status: Vec<Value>,
+    overview: Value,
+    metrics: String,
+    top: String,
+}
+
+/// Reads all screens until they show the same snapshot.
+#[track_caller]
+fn read(page: &Page) -> Screens {
+    let mut screens = None;
+    wait_until("all screens show one snapshot", || {
+        let number = page.json("/api/snapshot")["snapshot"].as_u64().unwrap();
+        let status: Vec<Value> = serde_json::from_str(&page.shown_by(&["status", "-o", "json"])).unwrap();
+        let metrics = page.get("/metrics");
+        let top = page.shown_by(&["top", "--once"]);
+        let overview = page.json("/api/overview");
+        let is_one = status.iter().all(|vm| vm["snapshot"] == number)
+            && metrics.contains(&format!("\nremoca_snapshot {number}\n"))
+            && top.contains(&format!("snapshot {number} of "))
+            && overview["snapshot"] == number;
+        // The first one has no figures since another.
+        let is_whole = status.iter().all(|vm| vm["recent"].is_object());
+        screens = (is_one && is_whole).then_some(Screens { status, overview, metrics, top });
+        screens.is_some()
+    });
+    screens.unwrap()
+}
+
+/// Returns the figures of a VM that its row has to show, computed here from its status.
+fn wanted(vm: &Value) -> HashMap<&'static str, Option<f64>> {
+    let recent = &vm["recent"];
+    let number = |value: &Value| value.as_f64().unwrap();
+    let ratio = |part: f64, all: f64| (all > 0.0).then(|| part / all);
+    let mean_us = |taken: &Value| ratio(number(&taken["sum_ns"]) / 1000.0, number(&taken["count"]));
+    let each_second = |name: &str| Some(number(&recent[name]) / number(&recent["seconds"]));
+    HashMap::from([
+        ("cache", (vm["cache"]["enabled"] == true).then(|| number(&vm["cache"]["granted_bytes"]))),
+        ("used", Some(number(&vm["cache"]["used_bytes"]))),
+        ("hits", ratio(number(&recent["hit_blocks"]), number(&recent["read_blocks"]))),
+        ("hit_us", mean_us(&recent["hits"])),
+        ("disk_us", mean_us(&recent["disk_reads"])),
+        ("saved", recent["saved_s"].as_f64()),
+        ("reads", each_second("reads")),
+        ("writes", each_second("writes")),
+        ("evicted", each_second("evicted")),
+    ])
+}
+
+#[track_caller]
+fn expect_row(screens: &Screens, vm: &Value) {
+    let name = vm["name"].as_str().unwrap();
+    let rows = screens.overview["rows"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["name"] == name).unwrap();
+    let columns = screens.overview["columns"].as_array().unwrap();
+    let wanted = wanted(vm);
+    for (column, cell) in columns.iter().zip(row["cells"].as_array().unwrap()) {
+        let Some(value) = wanted.get(column["key"].as_str().unwrap()) else { continue };
+        let is_same = match (cell["value"].as_f64(), value) {
+            (Some(shown), Some(wanted)) => (shown - wanted).abs() <= wanted.abs() * 1e-12,
+            (shown, wanted) => shown.is_none() && wanted.is_none(),
+        };
+        assert!(is_same, "{name} {column}: {cell}, and not {value:?}");
+    }
+    // The terminal has the texts of the same cells.
+    let line = screens.top.lines().find(|line| line.split(' ').next() == Some(name)).unwrap();
+    let texts = row["cells"].as_array().unwrap().iter().map(|cell| cell["text"].as_str().unwrap());
+    let words: Vec<&str> = std::iter::once(name).chain(texts.flat_map(str::split_whitespace)).collect();
+    let shown: Vec<&str> = line.split_whitespace().collect();
+    // A long address at the end may be cut.
+    let count = shown.len() - 2;
+    assert_eq!(shown[..count], words[..count], "{}", screens.top);
+    assert!(count >= wanted.len(), "{}", screens.top);
+}
+
+#[track_caller]
+fn expect_metrics(screens: &Screens, vm: &Value) {
+    let name = vm["name"].as_str().unwrap();
+    let shown = |metric: &str| {
+        let start = format!("remoca_vm_{metric}{{vm=\"{name}\"}} ");
+        let line = screens.metrics.lines().find_map(|line| line.strip_prefix(&start));
+        line.map(|value| value.parse::<f64>().unwrap())
+    };
+    let (figures, counters) = (&vm["figures"], &vm["counters"]);
+    for (metric, wanted) in [
+        ("uptime_seconds", vm["uptime_s"].as_f64()),
+        ("cache_wanted_bytes", vm["cache"]["wanted_bytes"].as_f64()),
+        ("cache_granted_bytes", vm["cache"]["granted_bytes"].as_f64()),
+        ("cache_used_bytes", vm["cache"]["used_bytes"].as_f64()),
+        ("reads_total", figures["reads"].as_f64()),
+        ("read_bytes_total", figures["read_bytes"].as_f64()),
+        ("writes_total", figures["writes"].as_f64()),
+        ("written_bytes_total", figures["written_bytes"].as_f64()),
+        ("read_blocks_total", figures["read_blocks"].as_f64()),
+        ("hit_blocks_total", figures["hit_blocks"].as_f64()),
+        ("hits_total", figures["hits"]["count"].as_f64()),
+        ("hits_seconds_total", figures["hits"]["sum_ns"].as_f64().map(|ns| ns / 1e9)),
+        ("disk_reads_total", figures["disk_reads"]["count"].as_f64()),
+        ("disk_reads_seconds_total", figures["disk_reads"]["sum_ns"].as_f64().map(|ns| ns / 1e9)),
+        ("saved_seconds", figures["saved_s"].as_f64()),
+        ("evicted_pages_total", figures["evicted"].as_f64()),
+        ("known_pages_total", figures["known"].as_f64()),
+        ("disk_errors_total", counters["disk_errors"].as_f64()),
+        ("wrong_pages_total", counters["fetch_wrong"].as_f64()),
+        ("missing_pages_total", counters["fetch_missing"].as_f64()),
+        ("hedges_total", counters["hedges"].as_f64()),
+        ("index_bytes", vm["memory"]["index_bytes"].as_f64()),
+        ("up", Some(1.0)),
+    ] {
+        assert_eq!(shown(metric), wanted, "{name} {metric}");
+    }
+}
+
+#[test]
+fn every_screen_has_the_figures_of_status_and_a_process_that_hangs_holds_up_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let mut busy = machine("busy", Setup { server: Some(server.address.clone()), seed: 901, ..Setup::default() });
+    let quiet = machine("quiet", Setup { seed: 902, ..Setup::default() });
+    let stopped = machine("stopped", Setup { seed: 903, ..Setup::default() });
+    busy.run_until_hits(200);
+    let controls = [busy.control(), quiet.control(), stopped.control()];
+    let page = Page::start(folder.path(), &controls);
+    let screens = read(&page);
+    assert_eq!(screens.status.len(), 3);
+    for vm in &screens.status {
+        expect_row(&screens, vm);
+        expect_metrics(&screens, vm);
+    }
+    // What a command asks for itself is the same, if nothing has happened in between.
+    let control = quiet.control().display().to_string();
+    let direct: Value = serde_json::from_slice(&run(&["status", "-o", "json", &control]).stdout).unwrap();
+    let of_page = screens.status.iter().find(|vm| vm["name"] == "quiet").unwrap();
+    for part in ["counters", "cache", "disks", "latency", "memory", "pid"] {
+        assert_eq!(direct[0][part], of_page[part], "{part}");
+    }
+    assert_eq!(direct[0]["snapshot"], 1);
+
+    stopped.program.signal(Signal::STOP);
+    wait_until("the process that hangs is named first", || {
+        page.causes().first().is_some_and(|cause| cause == "process-hangs")
+    });
+    busy.run(4);
+    let screens = read(&page);
+    assert_eq!(screens.status.len(), 2, "the others are shown");
+    screens.status.iter().for_each(|vm| expect_row(&screens, vm));
+    let second = screens.top.lines().nth(1).unwrap();
+    assert!(second.starts_with("failed   stopped: process: it has not answered for "), "{}", screens.top);
+    assert!(screens.metrics.contains("remoca_vm_up{vm=\"stopped\"} 0\n"));
+    // Its queue of clients is not full of ours.
+    let first = page.json("/api/snapshot")["snapshot"].as_u64().unwrap();
+    wait_until("some more snapshots", || page.json("/api/snapshot")["snapshot"].as_u64().unwrap() > first + 3);
+    stopped.program.signal(Signal::CONT);
+    wait_until("it is back", || page.causes().iter().all(|cause| cause != "process-hangs"));
+    assert_eq!(read(&page).status.len(), 3);
+}
+
+/// Waits until the first thing on all screens is this cause, with these words.
+#[track_caller]
+fn expect_first(page: &Page, machine: &mut Machine, cause: &str, words: &[&str]) {
+    machine.run_until(cause, |_| page.causes().first().is_some_and(|first| first == cause));
+    let mut top = String::new();
+    wait_until("the terminal names it", || {
+        top = page.shown_by(&["top", "--once"]);
+        // It may be long, and then has two lines.
+        let first: Vec<&str> = top.lines().skip(1).take(2).map(str::trim).collect();
+        words.iter().all(|word| first.join(" ").contains(word))
+    });
+    let metrics = page.get("/metrics");
+    assert!(!metrics.contains("remoca_vm_problems{vm=\"ill\"} 0\n"), "{metrics}");
+}
+
+fn page_of(machine: &Machine) -> Page {
+    Page::start(machine.folder.path(), &[machine.control()])
+}
+
+#[test]
+fn a_donor_that_lies_is_named_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = FakeServer::start(&folder.path().join("server"), Lie::None);
+    let setup = Setup { server: Some(server.address.clone()), cache: "2M", seed: 911, ..Setup::default() };
+    let mut machine = machine_in(folder, "ill", setup);
+    machine.server_is_honest = false;
+    let page = page_of(&machine);
+    machine.run_until_hits(50);
+    server.lie(Lie::WrongByte);
+    expect_first(&page, &mut machine, "lying-server", &["warning  ill: server ", &server.address, "it lies: "]);
+    // `remoca check` begins with it.
+    let control = machine.control().display().to_string();
+    let checked = run(&["check", &control, "--json", "--config", "/nonexistent"]);
+    let findings: Vec<Value> = serde_json::from_slice(&checked.stdout).unwrap();
+    assert!(findings[0]["found"].as_str().unwrap().starts_with("it lies: "), "{findings:#?}");
+}
+
+#[test]
+fn a_donor_that_is_full_is_named_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "2M");
+    let setup = Setup { server: Some(server.address.clone()), cache: "8M", seed: 912, ..Setup::default() };
+    let mut machine = machine("ill", setup);
+    let page = page_of(&machine);
+    let words = ["full: 2M of the 8M wanted are granted", &format!("{} has at most 2M for it", server.address)];
+    expect_first(&page, &mut machine, "full-server", &words);
+}
+
+/// Passes bytes on between a client and the memory server at `target`; those of the server come late.
+fn relay(at: &Path, target: &Path) {
+    let (listener, target) = (UnixListener::bind(at).unwrap(), target.to_owned());
+    let pass = |mut from: UnixStream, mut to: UnixStream, delay: Duration| {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            std::thread::sleep(delay);
+            if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    };
+    std::thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            let server = UnixStream::connect(&target).unwrap();
+            let (to_client, to_server) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || pass(client, to_server, Duration::ZERO));
+            std::thread::spawn(move || pass(server, to_client, Duration::from_millis(40)));
+        }
+    });
+}
+
+#[test]
+fn a_donor_that_is_slow_is_named_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let _server = Serve::start(folder.path(), "16M");
+    let slow = folder.path().join("slow");
+    relay(&slow, &folder.path().join("server"));
+    let address = format!("unix:{}", slow.display());
+    let mut machine = machine("ill", Setup { server: Some(address.clone()), seed: 913, ..Setup::default() });
+    let page = page_of(&machine);
+    expect_first(&page, &mut machine, "slow-server", &["server ", &address, " slow: "]);
+}
+
+#[test]
+fn a_disk_that_is_slow_is_named_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let server = Some(server.address.clone());
+    let setup = Setup { server, nbd: true, nbd_delay: "70ms", seed: 914, ..Setup::default() };
+    let mut machine = machine("ill", setup);
+    let page = page_of(&machine);
+    expect_first(&page, &mut machine, "slow-disk", &["warning  ill: disk: slow: a read of nbd+unix:///?socket="]);
+}
+
+#[test]
+fn an_agent_that_is_gone_is_named_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let mut machine = machine("ill", Setup { server: Some(server.address.clone()), seed: 915, ..Setup::default() });
+    let page = page_of(&machine);
+    let mut report = vec![0; BLOCK];
+    report[..8].copy_from_slice(b"REMOCAST");
+    report[8] = 1;
+    machine.send_to_port(0, &report);
+    machine.run_until("the agent is heard", |_| !page.causes().iter().any(|cause| cause == "agent-gone"));
+    // It does not report again.
+    wait_until("the agent is missed", || page.causes().first().is_some_and(|cause| cause == "agent-gone"));
+    expect_first(
+        &page,
+        &mut machine,
+        "agent-gone",
+        &["agent: last heard ", "what the guest evicts does not reach the cache"],
+    );
+}
+
+/// `script` gives it a terminal, and keeps what is written there.
+#[test]
+fn the_terminal_screen_shows_a_vm_and_a_key_ends_it() {
+    let machine = machine("seen", Setup { seed: 916, ..Setup::default() });
+    let written = machine.folder.path().join("terminal");
+    let program = format!("stty rows 24 columns 100; exec {REMOCA} top -i 1 {}", machine.control().display());
+    let mut script = command("script");
+    script.args(["-q", "-f", "-e", "-c", &program]).arg(&written).env("TERM", "xterm");
+    let mut script = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let shown = || String::from_utf8_lossy(&std::fs::read(&written).unwrap_or_default()).into_owned();
+    let mut keys = script.stdin.take().unwrap();
+    wait_until("the VM is on the screen", || shown().matches("seen").count() > 1);
+    keys.write_all(b"q").unwrap();
+    let mut ended = None;
+    wait_until("the key ends it", || {
+        ended = script.try_wait().unwrap();
+        ended.is_some()
+    });
+    // The screen of before is back, with its cursor.
+    assert!(ended.unwrap().success() && shown().contains("\u{1b}[?1049l"), "{}", shown());
+}
+
+#[test]
+fn an_address_that_others_reach_has_to_be_asked_for() {
+    expect_refusal(&run(&["web", "--listen", "0.0.0.0:0"]), 1, &["can be reached from other hosts", "--open"]);
+    expect_refusal(&run(&["web", "--listen", "everywhere"]), 2, &["`everywhere` is no address", "127.0.0.1:9170"]);
+    expect_refusal(&run(&["status", "--from", "127.0.0.1:1"]), 1, &["no page answers at 127.0.0.1:1"]);
+    expect_refusal(
+        &run(&["top", "--once", "--from", "unix:/nonexistent/page"]),
+        1,
+        &["no page answers at unix:/nonexistent/page"],
+    );
+}

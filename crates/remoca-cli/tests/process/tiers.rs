@@ -1,0 +1,273 @@
+//! A local tier in front of a memory server: pages enter memory of this host, and what falls out of it unread moves on. Either
+//! server is stopped, killed and restarted, sizes change, and the VM process is killed and upgraded. The guest reads, writes
+//! and evicts meanwhile; every answer is checked.
+
+use super::support::machine::{Evictions, Machine, Setup};
+use super::support::program::{Serve, expect_refusal, run};
+use super::support::wait_until;
+use super::upgrade;
+use remoca_protocol::control::PoolStatus;
+use std::path::Path;
+
+const MIB: u64 = 1 << 20;
+const FAILURE: i32 = 1;
+const CONFIGURATION: i32 = 78;
+
+/// The servers of both tiers.
+struct Servers {
+    local: Serve,
+    remote: Serve,
+}
+
+impl Servers {
+    fn start(folder: &Path) -> Self {
+        let start = |name| {
+            let folder = folder.join(name);
+            std::fs::create_dir(&folder).unwrap();
+            Serve::start(&folder, "16M")
+        };
+        Self { local: start("local"), remote: start("remote") }
+    }
+
+    /// Returns a machine with a local tier of 1 MiB and 2 MiB at the other server, of which both have pages.
+    fn machine(&self, folder: tempfile::TempDir, seed: u64) -> Machine {
+        let arguments = ["--local", "1M", "--local-server", &self.local.local_address()].map(String::from).to_vec();
+        let server = Some(self.remote.address.clone());
+        let mut machine = Machine::start_in(folder, Setup { cache: "2M", server, arguments, seed, ..Setup::default() });
+        machine.evictions = Evictions::LYING;
+        run_until_both_hit(&mut machine, 200);
+        machine
+    }
+}
+
+fn pools(machine: &Machine) -> [Option<PoolStatus>; 2] {
+    let pools = machine.status().pools;
+    assert!(pools.len() <= 2, "{pools:?}");
+    [true, false].map(|is_local| pools.iter().find(|pool| pool.is_local_tier == is_local).cloned())
+}
+
+#[track_caller]
+fn local(machine: &Machine) -> PoolStatus {
+    pools(machine)[0].clone().expect("there is a local tier")
+}
+
+#[track_caller]
+fn remote(machine: &Machine) -> PoolStatus {
+    pools(machine)[1].clone().expect("there is another tier")
+}
+
+/// Runs until the guest has received `count` more blocks from each tier.
+#[track_caller]
+fn run_until_both_hit(machine: &mut Machine, count: u64) {
+    let hits = |machine: &Machine| pools(machine).map(|pool| pool.map_or(0, |pool| pool.hits));
+    let before = hits(machine);
+    machine.run_until("both tiers hit", |machine| {
+        hits(machine).iter().zip(before).all(|(now, before)| *now >= before + count)
+    });
+}
+
+#[test]
+fn pages_enter_the_local_tier_and_move_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = Servers::start(folder.path());
+    let mut machine = servers.machine(folder, 301);
+    let (local, remote) = (local(&machine), remote(&machine));
+    assert_eq!([local.granted_bytes, remote.granted_bytes], [MIB, 2 * MIB]);
+    assert!(local.is_mapped && !remote.is_mapped);
+    assert_eq!(local.used_bytes, MIB, "a full tier is in front");
+    machine.settle();
+    let (status, remote) = (machine.status(), self::remote(&machine));
+    let cache = &status.cache;
+    assert_eq!([cache.wanted_bytes, cache.granted_bytes], [2 * MIB; 2]);
+    assert_eq!([cache.local_wanted_bytes, cache.local_granted_bytes], [MIB; 2]);
+    assert_eq!(status.server.unwrap().endpoint, servers.remote.address);
+    // All that came to the other server came from the local tier.
+    let demoted = status.counters["demotions"];
+    assert!(remote.pages_sent < local.pages_sent, "{} of {} travelled", remote.pages_sent, local.pages_sent);
+    machine.run_until_hits(500);
+    machine.settle();
+    let now = pools(&machine)[1].clone().unwrap();
+    assert_eq!(now.pages_sent - remote.pages_sent, machine.counter("demotions") - demoted);
+    let totals = servers.local.status()["totals"].clone();
+    assert_eq!(
+        (totals["sends"].as_u64(), totals["gets"].as_u64()),
+        (Some(0), Some(0)),
+        "no page goes over that socket"
+    );
+    let said = run(&["status", "-v", machine.control().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    for line in ["local tier  1M wanted, 1M granted", "local tier: 1M, 1M used"] {
+        assert!(said.contains(line), "{line} is missing:\n{said}");
+    }
+    assert_eq!((machine.counter("fetch_wrong"), local.pages_taken_back), (0, 0));
+    machine.finish();
+}
+
+#[test]
+fn either_server_may_be_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = Servers::start(folder.path());
+    let mut machine = servers.machine(folder, 302);
+    let generation = local(&machine).generation;
+    servers.local.program.kill();
+    machine.run_until("its server is away", |machine| local(machine).state == "away");
+    run_until_both_hit(&mut machine, 100);
+    assert_eq!((local(&machine).generation.clone(), machine.counter("disconnections")), (generation.clone(), 0));
+    servers.remote.program.kill();
+    machine.run_until("the other tier is lost", |machine| pools(machine)[1].is_none());
+    let hits = local(&machine).hits;
+    machine.run_until("the local tier goes on alone", |machine| local(machine).hits > hits + 100);
+    servers.remote.restart();
+    run_until_both_hit(&mut machine, 100);
+
+    // Without a service manager, the local server comes back with another pool.
+    servers.local.restart();
+    machine.run_until("another pool takes its place", |machine| {
+        pools(machine)[0].as_ref().is_some_and(|pool| pool.generation != generation && pool.state == "connected")
+    });
+    run_until_both_hit(&mut machine, 100);
+    assert_eq!(machine.counter("fetch_wrong"), 0);
+    machine.finish();
+}
+
+#[test]
+fn the_local_tier_changes_its_size_and_goes_and_comes() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = Servers::start(folder.path());
+    let mut machine = servers.machine(folder, 303);
+    for size in [MIB / 2, 2 * MIB, 0, MIB] {
+        machine.set(&format!("\"local_bytes\":{size}"));
+        machine.run_until("it has that size", |machine| {
+            let cache = machine.status().cache;
+            cache.local_granted_bytes == size && pools(machine)[0].is_some() == (size > 0)
+        });
+        let pool_pages = || servers.local.status()["pools"][0]["npages"].as_u64();
+        wait_until("the memory is back", || match size {
+            0 => servers.local.pages_given() == 0,
+            size => pool_pages() == Some(size / 4096),
+        });
+        assert_eq!(machine.status().cache.granted_bytes, 2 * MIB, "the other tier stays as it is");
+        if size > 0 {
+            run_until_both_hit(&mut machine, 100);
+        } else {
+            machine.run_until_hits(100);
+        }
+    }
+    // Off and on are for both.
+    machine.set("\"enabled\":false");
+    machine.run_until("both are off", |_| servers.local.pages_given() + servers.remote.pages_given() == 0);
+    assert_eq!(machine.status().cache.used_bytes, 0);
+    machine.set("\"enabled\":true");
+    run_until_both_hit(&mut machine, 100);
+    assert_eq!((machine.counter("disconnections"), machine.counter("fetch_wrong")), (0, 0));
+    machine.finish();
+}
+
+#[test]
+fn a_killed_process_finds_both_tiers_again() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let servers = Servers::start(folder.path());
+    let mut machine = servers.machine(folder, 304);
+    machine.set("\"local_bytes\":2097152");
+    run_until_both_hit(&mut machine, 100);
+    for _ in 0..3 {
+        machine.settle();
+        let (used, generations) =
+            (machine.status().cache.used_bytes, pools(&machine).map(|pool| pool.unwrap().generation));
+        machine.program.kill();
+        machine.restart();
+        machine.pages_sent = 0;
+        wait_until("both pools are found again", || pools(&machine).iter().all(Option::is_some));
+        let status = machine.status();
+        assert_eq!((status.started.as_str(), status.cold_reason), ("warm", None), "{}", machine.program.log());
+        assert!(status.cache.used_bytes * 10 >= used * 9, "{} of {used} bytes", status.cache.used_bytes);
+        assert_eq!(pools(&machine).map(|pool| pool.unwrap().generation), generations);
+        assert_eq!(status.cache.local_wanted_bytes, 2 * MIB, "as it was set");
+        run_until_both_hit(&mut machine, 100);
+        assert_eq!(machine.counter("fetch_wrong"), 0);
+    }
+    machine.finish();
+}
+
+#[test]
+fn an_upgrade_keeps_both_tiers() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = Servers::start(folder.path());
+    let mut machine = servers.machine(folder, 305);
+    machine.outlives = true;
+    for is_local_gone in [false, true] {
+        if is_local_gone {
+            servers.local.program.kill();
+            machine.run_until("its server is away", |machine| local(machine).state == "away");
+        }
+        let (used, generation) = (machine.status().cache.used_bytes, local(&machine).generation);
+        let mut child = upgrade::begin(&machine.control(), None);
+        while child.try_wait().unwrap().is_none() {
+            machine.round();
+        }
+        let (done, said) = upgrade::end(child);
+        assert!(done, "{said}");
+        machine.run_until("both are found again", |machine| pools(machine).iter().all(Option::is_some));
+        machine.pages_sent = machine.counter("evictions_reported");
+        let status = machine.status();
+        assert!(status.cache.used_bytes * 10 >= used * 8, "{} of {used} bytes", status.cache.used_bytes);
+        assert_eq!(local(&machine).generation, generation);
+        run_until_both_hit(&mut machine, 100);
+    }
+    assert_eq!(machine.counter("fetch_wrong"), 0);
+    machine.finish();
+}
+
+#[test]
+fn a_local_tier_needs_no_other_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let arguments = ["--local", "2M", "--local-server", &server.local_address()].map(String::from).to_vec();
+    let mut machine = Machine::start_in(folder, Setup { arguments, seed: 306, ..Setup::default() });
+    machine.evictions = Evictions::LYING;
+    machine.run_until_hits(200);
+    let status = machine.status();
+    assert_eq!((status.cache.wanted_bytes, status.cache.local_granted_bytes), (0, 2 * MIB));
+    let control = machine.control();
+    let control = control.to_str().unwrap();
+    expect_refusal(&run(&["set", control, "--cache", "1G"]), FAILURE, &["no memory server but that of its local tier"]);
+    let said = run(&["set", control, "--local", "1M"]);
+    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "test: cache 0; local tier 1M, all granted");
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
+#[test]
+fn a_local_tier_can_be_added_to_a_running_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = Servers::start(folder.path());
+    let arguments = ["--local-server", &servers.local.local_address()].map(String::from).to_vec();
+    let server = Some(servers.remote.address.clone());
+    let mut machine =
+        Machine::start_in(folder, Setup { cache: "2M", server, arguments, seed: 307, ..Setup::default() });
+    machine.evictions = Evictions::LYING;
+    machine.run_until_hits(100);
+    let control = machine.control();
+    let said = run(&["set", control.to_str().unwrap(), "--local", "1M"]);
+    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "test: cache 2M, all granted; local tier 1M, all granted");
+    run_until_both_hit(&mut machine, 100);
+    assert_eq!(machine.counter("disconnections"), 0);
+    machine.finish();
+}
+
+#[test]
+fn what_does_not_go_together_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let image = folder.path().join("image");
+    std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+    let refused = |options: &[&str], words: &[&str]| {
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let (image, socket, control) = (path("image"), path("socket"), path("control"));
+        let mut arguments = vec!["disk", "--image", &image, "--socket", &socket, "--control", &control];
+        arguments.extend(options);
+        expect_refusal(&run(&arguments), CONFIGURATION, words);
+    };
+    refused(&["--local", "1M", "--local-server", "unix:/x"], &["local:PATH", "unix:/x"]);
+    refused(&["--local", "1M", "--server", "local:/x"], &["beside a local tier", "--local-server"]);
+    refused(&["--local", "4097"], &["multiple of 4096"]);
+}

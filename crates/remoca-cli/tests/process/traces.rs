@@ -1,0 +1,244 @@
+//! Traces: recorded from a running process, imported, and simulated; the simulation against the process's own counters.
+
+use super::support::machine::{Machine, Setup};
+use super::support::model::BLOCK;
+use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run, run_command, status};
+use super::support::random::Random;
+use super::support::wait_until;
+use remoca_protocol::control::Status;
+use serde_json::Value;
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
+
+const FAILURE: i32 = 1;
+/// A cache of 4 MiB in pages.
+const CACHE: u64 = 1024;
+
+/// A `remoca trace record` in the background.
+struct Recorder {
+    program: Program,
+    output: PathBuf,
+}
+
+impl Recorder {
+    /// Starts to record the process at `control`, and waits until it sends.
+    fn start(folder: &Path, control: &Path, more: &[&str]) -> Self {
+        let output = folder.join("recorded");
+        let mut command = command(REMOCA);
+        command.args(["trace", "record"]).arg(control).arg("-o").arg(&output).args(more);
+        let program = Program::start(&mut command, &folder.join("recorder.log"));
+        wait_until("it records", || program.log().contains("recording"));
+        Self { program, output }
+    }
+
+    /// Waits for its end, and returns what it said.
+    fn wait(mut self) -> (PathBuf, String) {
+        wait_until("the recording ends", || !self.program.is_running());
+        (self.output.clone(), self.program.log())
+    }
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let output = run(arguments);
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Checks that a simulation hits as often as the process did, but for 2 % of the reads. A page for which there was no room on the way to
+/// the server, as happens on a busy machine, would have hit once.
+#[track_caller]
+fn expect_close(simulated: u64, counted: u64, of: u64, dropped: u64) {
+    let difference = simulated.abs_diff(counted);
+    let said = format!("simulated {simulated}, counted {counted}, of {of}, with {dropped} pages dropped");
+    assert!(difference <= of / 50 + dropped, "{said}");
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Returns the blocks of the first disk whose content no other block has: which of two was evicted could not be told.
+fn unique_blocks(machine: &Machine) -> Vec<usize> {
+    let model = &machine.disks[0].model;
+    let mut count = HashMap::new();
+    model.bytes.chunks(BLOCK).for_each(|block| *count.entry(block).or_insert(0) += 1);
+    let is_unique = |number: &usize| count[model.block(*number)] == 1 && model.block(*number) != [0; BLOCK];
+    (0..model.bytes.len() / BLOCK).filter(is_unique).collect()
+}
+
+/// A guest with memory for 256 pages, which evicts by LRU and reports it; it reads by a skewed distribution.
+fn read_as_a_guest(machine: &mut Machine, reads: u64) {
+    let blocks = unique_blocks(machine);
+    assert!(blocks.len() > 1500, "{}", blocks.len());
+    let (mut memory, mut random) = (VecDeque::new(), Random::new(5));
+    for _ in 0..reads {
+        let block = blocks[(0..3).map(|_| random.below(blocks.len())).min().unwrap()];
+        if let Some(at) = memory.iter().position(|other| *other == block) {
+            memory.remove(at);
+        } else {
+            let page = machine.disks[0].read(&(block * BLOCK..(block + 1) * BLOCK));
+            assert!(page == machine.disks[0].model.block(block));
+        }
+        memory.push_front(block);
+        if memory.len() > 256 {
+            let victim = memory.pop_back().unwrap();
+            let page = machine.disks[0].model.block(victim).to_vec();
+            assert_eq!(machine.send_to_port(1, &page), 0);
+            machine.pages_sent += 1;
+        }
+    }
+}
+
+fn counted(before: &Status, after: &Status, name: &str) -> u64 {
+    after.counters[name] - before.counters[name]
+}
+
+#[test]
+fn a_simulated_cache_hits_as_the_real_one_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup =
+        Setup { server: Some(server.address.clone()), arguments: vec!["--no-hedge".into()], ..Setup::default() };
+    let mut machine = Machine::start(setup);
+    let recorder = Recorder::start(folder.path(), &machine.control(), &[]);
+    let before = machine.status();
+    read_as_a_guest(&mut machine, 12_000);
+    let after = machine.status();
+    let second = run(&["trace", "record", text(&machine.control()), "-o", text(&folder.path().join("second"))]);
+    expect_refusal(&second, FAILURE, &["somebody else records a trace", "remoca trace stop"]);
+    let stopped = run(&["trace", "stop", text(&machine.control())]);
+    assert!(stopped.status.success(), "{stopped:?}");
+    let (trace, said) = recorder.wait();
+    assert!(said.contains("requests and evictions in"), "{said}");
+    expect_refusal(&run(&["trace", "stop", text(&machine.control())]), FAILURE, &["nobody records a trace"]);
+
+    let [reads, hits, evictions] =
+        ["read_blocks", "hit_blocks", "evictions_reported"].map(|name| counted(&before, &after, name));
+    let info = json(&["trace", "info", text(&trace), "-o", "json"]);
+    assert_eq!([&info["reads"], &info["lost"], &info["format"]], [&Value::from(reads), &0.into(), &"remoca".into()]);
+    assert_eq!(info["evictions"].as_u64(), Some(evictions));
+    assert_eq!(info["recorded_cache_reads"].as_u64(), Some(counted(&before, &after, "reads_from_cache")));
+
+    let cache = format!("{}K", CACHE * 4);
+    for (policy, curve) in [("lru", "exact"), ("adaptive", "sampled")] {
+        let options = ["--remote", &cache, "--policy", policy, "--curve", curve, "-o", "json"];
+        let simulated = json(&[&["sim", text(&trace)], &options[..]].concat());
+        let blocks = &simulated["blocks"];
+        let simulated_hits = blocks["remote"].as_u64().unwrap();
+        assert!(hits * 3 > reads, "{hits} of {reads}");
+        expect_close(simulated_hits, hits, reads, counted(&before, &after, "evictions_dropped"));
+        assert_eq!((&blocks["local"], simulated["uses_evictions"].as_bool()), (&0.into(), Some(true)));
+        let at = simulated["curve"].as_array().unwrap().iter().find(|point| point["bytes"] == CACHE * 4096).unwrap();
+        let ratio = at["hit_ratio"].as_f64().unwrap();
+        assert!((ratio - simulated_hits as f64 / reads as f64).abs() < 0.03, "{policy}: {ratio}");
+    }
+    machine.finish();
+}
+
+/// Blocks are admitted as they are read: the guest has no agent.
+#[test]
+fn a_simulated_cache_of_reads_hits_as_one_over_nbd_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let path = |name: &str| folder.path().join(name);
+    std::fs::write(path("image"), Random::new(9).bytes(16 << 20)).unwrap();
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--disk").arg(format!("image={},name=root", path("image").display()));
+    disk.args(["--cache", "4M", "--no-hedge", "--server", &server.address]);
+    disk.arg("--nbd").arg(format!("unix:{}", path("nbd").display())).arg("--control").arg(path("control"));
+    let mut disk = Program::start(&mut disk, &path("disk.log"));
+    let cache_is_ready = || {
+        std::os::unix::net::UnixStream::connect(path("control")).is_ok()
+            && status(&path("control")).cache.granted_bytes == CACHE * 4096
+    };
+    wait_until("it has its cache", cache_is_ready);
+
+    let recorder = Recorder::start(folder.path(), &path("control"), &["--time", "1h"]);
+    let mut fio = command("fio");
+    fio.current_dir(folder.path()).args(["--name=reads", "--ioengine=nbd", "--rw=randread", "--bs=4k", "--iodepth=1"]);
+    fio.args(["--random_distribution=zipf:0.8", "--norandommap", "--randseed=3", "--number_ios=8000", "--size=16M"]);
+    fio.arg("--io_size=32M").arg(format!("--uri=nbd+unix:///root?socket={}", path("nbd").display()));
+    let output = run_command(&mut fio);
+    assert!(output.status.success(), "{output:?}");
+    let counters = status(&path("control")).counters;
+    recorder.program.signal(Signal::INT);
+    let (trace, said) = recorder.wait();
+    let (reads, hits) = (counters["read_blocks"], counters["hit_blocks"]);
+    let info = json(&["trace", "info", text(&trace), "-o", "json"]);
+    assert_eq!((info["read_blocks"].as_u64(), info["evictions"].as_u64()), (Some(reads), Some(0)), "{said}");
+    let simulated = json(&["sim", text(&trace), "--remote", "4M", "--policy", "adaptive", "-o", "json"]);
+    assert!(reads >= 8000 && hits * 5 > reads, "{hits} of {reads}");
+    let dropped = counters["missed_blocks"] - counters["read_admissions"];
+    expect_close(simulated["blocks"]["remote"].as_u64().unwrap(), hits, reads, dropped);
+    disk.terminate();
+}
+
+#[test]
+fn a_recording_ends_at_its_size_and_with_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut machine = Machine::start(Setup::default());
+    let recorder = Recorder::start(folder.path(), &machine.control(), &["--size", "100K"]);
+    let mut recorder = Some(recorder);
+    wait_until("the size is reached", || {
+        machine.run(20);
+        !recorder.as_mut().unwrap().program.is_running()
+    });
+    let (trace, said) = recorder.take().unwrap().wait();
+    assert!(said.contains("The size is reached"), "{said}");
+    let length = std::fs::metadata(&trace).unwrap().len();
+    assert!((50 << 10..=100 << 10).contains(&length), "{length}");
+    json(&["trace", "info", text(&trace), "-o", "json"]);
+
+    let recorder = Recorder::start(folder.path(), &machine.control(), &[]);
+    machine.run(20);
+    machine.program.terminate();
+    let (trace, said) = recorder.wait();
+    assert!(said.contains("The VM process has ended the trace"), "{said}");
+    assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(0));
+    machine.restart();
+    machine.pages_sent = 0;
+    machine.finish();
+}
+
+#[test]
+fn what_is_no_trace_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let msr = "128166372003061629,hm,1,Read,383496192,32768,413\n128166372016382155,hm,1,Write,310983168,20480,1239\n";
+    std::fs::write(path("good"), msr).unwrap();
+    std::fs::write(path("absurd"), format!("{msr}128166372016382156,hm,1,Read,18446744073709551615,512,1\n")).unwrap();
+    std::fs::write(path("other"), "hello\n").unwrap();
+    let import = |name: &str, more: &[&str]| {
+        let [from, to] = [path(name), path("out")];
+        run(&[&["trace", "import", text(&from), "-o", text(&to)], more].concat())
+    };
+    expect_refusal(&import("absurd", &[]), FAILURE, &["line 3", "(msr)", "no disk is larger than 4 PiB"]);
+    expect_refusal(&import("other", &[]), FAILURE, &["the format of the trace is not recognized", "--format"]);
+    expect_refusal(&import("missing", &[]), FAILURE, &["cannot open the trace"]);
+    let device = run(&["trace", "import", text(&path("good")), "-o", "/dev/null"]);
+    expect_refusal(&device, FAILURE, &["/dev/null is no file"]);
+    let names = || std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(names(), 3, "nothing is left behind");
+
+    let imported = import("good", &[]);
+    assert!(imported.status.success() && names() == 4, "{imported:?}");
+    let whole = std::fs::read(path("out")).unwrap();
+    std::fs::write(path("cut"), &whole[..whole.len() - 1]).unwrap();
+    let page = path("page.html");
+    let sim = |name: &str, more: &[&str]| {
+        let from = path(name);
+        run(&[&["sim", text(&from), "--html", text(&page)], more].concat())
+    };
+    expect_refusal(&sim("cut", &[]), FAILURE, &["the trace is cut short", "at byte 16", "--accept-cut"]);
+    expect_refusal(&sim("good", &["--memory", "1K", "--local", "1M"]), FAILURE, &["different blocks", "--memory"]);
+    assert!(!page.exists() && names() == 5);
+    let accepted = sim("cut", &["--accept-cut"]);
+    assert!(String::from_utf8(accepted.stdout).unwrap().contains("The rest is missing: the trace is cut short"));
+
+    let shown = sim("good", &["--guest", "1M", "--local", "1M", "--remote", "2M", "--curve", "exact"]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.lines().all(|line| line.len() <= 80), "{shown}");
+    assert!(shown.contains("remote tier") && shown.contains("Mean read: "), "{shown}");
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("<svg") && !page.contains("http"), "it loads nothing from elsewhere");
+}

@@ -1,0 +1,42 @@
+//! One division of memory: from what each VM has and its curve to what each would get, with the reasons. Pure arithmetic.
+//!
+//! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
+//! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already.
+//! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound.
+//! 3. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
+//!
+//! The gain is judged as if each curve were wrong by its error, to the VM's disadvantage. VMs whose own gain does not exceed their error, or is
+//! among the least of a plan that is not worth it, are held at their size, and the rest is planned again. Decision 0042.
+
+mod division;
+mod subject;
+
+use division::{Division, baseline};
+pub use subject::{Memory, Plan, Policy, Row, Standing, Subject, Why};
+
+impl Plan {
+    /// Divides `memory` among the VMs.
+    ///
+    /// # Errors
+    /// Why there is no division; then everybody keeps what he has.
+    pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
+        let baseline = baseline(subjects, memory.units())?;
+        let floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
+        let mut division = Division { subjects, floors: &floors, memory, held: vec![None; subjects.len()] };
+        if !division.fits(&targets) {
+            // The total comes before what VMs without a curve have.
+            for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| matches!(vm.standing, Standing::Keeps)) {
+                targets[at] = vm.has.min(baseline[at]);
+            }
+        }
+        if !division.fits(&targets) {
+            return Err("VMs that cannot be changed have more than the others could spare".into());
+        }
+        match policy {
+            Policy::Optimal => targets = division.worthwhile(&targets)?,
+            Policy::Greedy | Policy::Esx | Policy::Equal => division.compare(policy, &mut targets, &baseline)?,
+        }
+        Ok(division.explain(&targets, &baseline))
+    }
+}

@@ -1,0 +1,156 @@
+//! The changes of one plan, in their order: first all that take, then, once these are seen in the granted sizes, those that give.
+//!
+//! They are the intent that is on record: a successor of this daemon ends or undoes them.
+
+use serde::{Deserialize, Serialize};
+
+/// How far a change has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stage {
+    Planned,
+    /// On record: the command was sent, or is sent next.
+    Begun,
+    /// Seen.
+    Done,
+    /// It was refused, or is not possible any more.
+    Dropped,
+}
+
+/// One change of the size of one VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Move {
+    pub vm: String,
+    pub from_bytes: u64,
+    pub to_bytes: u64,
+    pub stage: Stage,
+    /// Reason, for the log of decisions.
+    pub why: String,
+    pub miss_ratio: Option<f64>,
+    pub miss_ratio_then: Option<f64>,
+}
+
+impl Move {
+    /// Returns whether memory is taken from the VM.
+    #[must_use]
+    pub fn takes(&self) -> bool {
+        self.to_bytes < self.from_bytes
+    }
+
+    /// Returns whether it may still happen.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.stage, Stage::Planned | Stage::Begun)
+    }
+}
+
+/// All changes of one plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Intent {
+    /// When it was made, in seconds since 1970.
+    pub at_s: u64,
+    pub moves: Vec<Move>,
+}
+
+impl Intent {
+    /// Returns the first change that is not done, among those that take or those that give.
+    #[must_use]
+    pub fn open(&self, takes: bool) -> Option<&Move> {
+        self.moves.iter().find(|change| change.takes() == takes && change.is_open())
+    }
+
+    /// Returns whether nothing is left to do.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        !self.moves.iter().any(Move::is_open)
+    }
+
+    /// Returns the change of a VM.
+    pub fn of(&mut self, vm: &str) -> Option<&mut Move> {
+        self.moves.iter_mut().find(|change| change.vm == vm)
+    }
+
+    /// Decides what becomes of the intent of a daemon that died, by the `wanted` size of each VM now; `None` for one that does not answer. A
+    /// young intent goes on where it was. Of an old one, what was done is undone.
+    #[must_use]
+    pub fn resumed(mut self, is_young: bool, wanted: impl Fn(&str) -> Option<u64>) -> Self {
+        let begun = |change: &Move| matches!(change.stage, Stage::Begun | Stage::Done);
+        if !self.moves.iter().any(begun) {
+            self.moves.clear();
+        }
+        for change in &mut self.moves {
+            let now = wanted(&change.vm);
+            change.stage = match (change.stage, now) {
+                (Stage::Dropped, _) | (_, None) => Stage::Dropped,
+                // A take is over when it is seen in the granted size, which is not known here.
+                (_, Some(now)) if now == change.to_bytes && change.takes() => Stage::Begun,
+                (_, Some(now)) if now == change.to_bytes => Stage::Done,
+                (_, Some(now)) if now == change.from_bytes => Stage::Planned,
+                // Somebody else has changed it.
+                (_, Some(_)) => Stage::Dropped,
+            };
+        }
+        if is_young {
+            return self;
+        }
+        self.moves.retain(begun);
+        for change in &mut self.moves {
+            (change.from_bytes, change.to_bytes, change.stage) = (change.to_bytes, change.from_bytes, Stage::Planned);
+            (change.miss_ratio, change.miss_ratio_then) = (change.miss_ratio_then, change.miss_ratio);
+            change.why = "what a former daemon began long ago is undone".into();
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(vm: &str, from_bytes: u64, to_bytes: u64, stage: Stage) -> Move {
+        Move { vm: vm.into(), from_bytes, to_bytes, stage, why: String::new(), miss_ratio: None, miss_ratio_then: None }
+    }
+
+    fn stages(intent: &Intent) -> Vec<(&str, u64, Stage)> {
+        intent.moves.iter().map(|change| (change.vm.as_str(), change.to_bytes, change.stage)).collect()
+    }
+
+    #[test]
+    fn an_intent_goes_on_where_it_was_or_is_undone() {
+        use Stage::{Begun, Done, Dropped, Planned};
+        let moves = vec![
+            change("seen", 9, 4, Done),
+            change("lost", 9, 5, Begun),
+            change("other", 9, 6, Begun),
+            change("silent", 9, 7, Begun),
+            change("next", 1, 8, Planned),
+        ];
+        let wanted = |vm: &str| match vm {
+            "seen" => Some(4),
+            "lost" => Some(9),
+            "other" => Some(2),
+            "next" => Some(1),
+            _ => None,
+        };
+        let intent = Intent { at_s: 0, moves };
+        let young = intent.clone().resumed(true, wanted);
+        assert_eq!(
+            stages(&young),
+            [
+                ("seen", 4, Begun),
+                ("lost", 5, Planned),
+                ("other", 6, Dropped),
+                ("silent", 7, Dropped),
+                ("next", 8, Planned)
+            ]
+        );
+        assert_eq!(stages(&intent.resumed(false, wanted)), [("seen", 9, Planned)]);
+    }
+
+    #[test]
+    fn an_intent_of_which_nothing_was_begun_is_forgotten() {
+        let intent = Intent { at_s: 0, moves: vec![change("a", 1, 2, Stage::Planned)] };
+        assert!(intent.clone().resumed(true, |_| Some(1)).is_over());
+        assert!(intent.resumed(false, |_| Some(1)).moves.is_empty());
+    }
+}

@@ -1,0 +1,6 @@
+//! The planner in a world of VM processes with virtual time: honest ones, and others that flood, oscillate, lie, hang, die and ignore.
+
+mod adversaries;
+mod recovery;
+mod rules;
+mod world;

@@ -1,0 +1,124 @@
+//! A daemon that dies between two steps, and VMs that do not follow.
+
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
+use crate::planner::{Outcome, Planner, Settings};
+use std::time::Duration;
+
+fn two() -> Vec<Process> {
+    vec![Process::new(Shape::Cliff(130), Nature::Honest, 100), Process::new(Shape::Flat(50), Nature::Honest, 100)]
+}
+
+/// Runs until the take is on record; its command is sent if `is_sent`. The daemon dies then.
+fn dies_at_the_take(world: &mut World, is_sent: bool) {
+    world.run(1, |_| {});
+    assert!(world.steps.is_empty());
+    // The second look plans, and the first step begins.
+    let at = crate::planner::Moment { now: world.at.now + Duration::from_secs(10), unix_s: world.at.unix_s + 10 };
+    world.at = at;
+    let all = world.heard();
+    world.planner.hear_all(at, all);
+    let step = world.planner.next_step(at).unwrap();
+    assert_eq!(step.vm, "vm1");
+    if is_sent {
+        world.process("vm1").wanted = step.bytes / UNIT;
+    }
+}
+
+#[test]
+fn an_intent_is_carried_out_by_the_next_daemon() {
+    for is_sent in [false, true] {
+        let mut world = World::new(two());
+        dies_at_the_take(&mut world, is_sent);
+        world.replace_daemon(Duration::from_secs(5));
+        world.run(2, |world| assert!(world.held() <= TOTAL));
+        assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+        assert_eq!(world.steps.len(), if is_sent { 1 } else { 2 });
+        assert!(world.planner.record().intent.is_none());
+        let log = world.planner.report(world.at).decisions;
+        assert!(log[0].why.contains("a former daemon ended") && log[0].why.contains("carried out"), "{log:?}");
+    }
+}
+
+#[test]
+fn an_old_intent_is_undone() {
+    let mut world = World::new(two());
+    dies_at_the_take(&mut world, true);
+    world.replace_daemon(Duration::from_secs(3600));
+    world.run(2, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(world.process("vm1").wanted, 100);
+    assert_eq!(world.process("vm0").wanted, 100);
+    assert!(world.planner.report(world.at).decisions[0].why.contains("is undone"));
+}
+
+#[test]
+fn a_dry_run_leaves_an_intent_alone() {
+    let mut world = World::new(two());
+    dies_at_the_take(&mut world, true);
+    world.settings = Settings { applies: false, ..world.settings };
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(5, |_| {});
+    assert!(world.steps.is_empty());
+}
+
+#[test]
+fn a_vm_that_does_not_give_back_is_left_alone_and_nobody_gets_its_memory() {
+    let mut world = World::new(two());
+    world.process("vm1").nature = Nature::Ignores;
+    world.run(20, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(world.process("vm0").wanted, 100);
+    let report = world.planner.report(world.at);
+    assert!(report.decisions[0].outcome.contains("did not follow within 30 s"), "{:?}", report.decisions);
+    assert!(report.vms[1].why.contains("did not give back"), "{:?}", report.vms[1]);
+    assert_eq!(world.steps.len(), 1);
+}
+
+#[test]
+fn a_command_without_an_answer_counts_until_it_can_no_longer_be_executed() {
+    let late = Process::new(Shape::Cliff(100), Nature::Late(4), 60);
+    let gives = Process::new(Shape::Flat(50), Nature::Honest, 120);
+    // It wants what the first one seems not to have got.
+    let mut wants = Process::new(Shape::Flat(50), Nature::Alternates(Shape::Cliff(60), 3), 20);
+    wants.limits.minimum_bytes = 20 * UNIT;
+    let mut world = World::new(vec![late, gives, wants]);
+    world.run(2, |_| {});
+    assert_eq!((world.process("vm0").wanted, world.process("vm1").wanted), (60, 77));
+    world.run(20, |world| assert!(world.held() <= TOTAL, "{:?}", world.steps));
+    assert_eq!(world.process("vm0").wanted, 103);
+}
+
+#[test]
+fn a_vm_that_is_silent_is_told_nothing() {
+    // It has more than its share, and the other one cannot give what is too much.
+    let hangs = Process::new(Shape::Smooth(30), Nature::Hangs(2, 50), 120);
+    let mut world = World::new(vec![Process::new(Shape::Smooth(30), Nature::Honest, 100), hangs]);
+    world.run(20, |_| {});
+    assert!(world.steps.is_empty(), "{:?}", world.steps);
+    // Without its bound it can.
+    world.process("vm0").limits.bound = f64::INFINITY;
+    world.process("vm0").wanted = 120;
+    world.run(3, |_| {});
+    assert_eq!((world.process("vm0").wanted, world.process("vm1").wanted), (80, 120));
+}
+
+#[test]
+fn others_give_nothing_because_one_says_that_it_has_too_much() {
+    let mut world = World::new(vec![
+        Process::new(Shape::Cliff(130), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Claims(500), 66),
+    ]);
+    world.run(30, |_| {});
+    assert!(world.steps.iter().all(|(_, step)| step.vm == "vm2"), "{:?}", world.steps);
+    assert!(world.planner.report(world.at).state.contains("more than the total"));
+}
+
+#[test]
+fn an_intent_that_cannot_be_written_is_not_executed() {
+    let mut world = World::new(two());
+    dies_at_the_take(&mut world, false);
+    let step = crate::planner::Step { vm: "vm1".into(), bytes: UNIT };
+    world.planner.step_done(world.at, &step, Outcome::NotSent("the intent cannot be written: no".into()));
+    let planner: &Planner = &world.planner;
+    assert!(planner.report(world.at).decisions[0].outcome.contains("cannot be written"));
+    assert_eq!(world.planner.next_step(world.at), None, "and nothing is given");
+}

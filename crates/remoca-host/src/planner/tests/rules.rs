@@ -1,0 +1,211 @@
+//! What the planner does with honest VMs.
+
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
+use crate::curve::Curve;
+use crate::limits::Limits;
+use crate::plan::{Memory, Plan, Policy, Standing, Subject};
+use crate::planner::Settings;
+use crate::testing::curve_status;
+use remoca_protocol::control::{CurveGrid, CurvePoint, CurveStatus};
+use remoca_protocol::host::HostVm;
+use std::time::Duration;
+
+fn honest(shape: Shape, units: u64) -> Process {
+    Process::new(shape, Nature::Honest, units)
+}
+
+fn sizes(world: &World) -> Vec<u64> {
+    world.processes.values().map(|process| process.wanted).collect()
+}
+
+fn vm<'v>(vms: &'v [HostVm], name: &str) -> &'v HostVm {
+    vms.iter().find(|vm| vm.name == name).unwrap()
+}
+
+#[test]
+fn memory_moves_over_a_cliff_to_the_vm_that_gains_and_then_stays() {
+    // Its working set is larger than its share, and nobody gains from a part of it.
+    let mut world = World::new(vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 100)]);
+    world.run(40, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(sizes(&world)[0], 133, "two percent beyond the cliff");
+    assert!(sizes(&world)[1] <= 67);
+    assert_eq!(world.steps.len(), 2, "{:?}", world.steps);
+    // It waited for the second look at each, and took first.
+    assert_eq!((world.steps[0].0, world.steps[0].1.vm.as_str()), (Duration::from_secs(10), "vm1"));
+    assert_eq!(world.steps[1].1.vm, "vm0");
+    let report = world.planner.report(world.at);
+    assert_eq!(report.decisions.len(), 2);
+    assert!(report.decisions[1].why.starts_with("it gains, misses 100.0 % -> 5.0 %"), "{:?}", report.decisions[1]);
+    assert_eq!(report.state, "all sizes are as they should be");
+}
+
+#[test]
+fn a_dry_run_says_it_once_and_changes_nothing() {
+    let dry = Settings { applies: false, ..settings() };
+    let mut world = World::with(dry, vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 100)]);
+    world.run(20, |_| {});
+    assert!(world.steps.is_empty());
+    let report = world.planner.report(world.at);
+    assert_eq!(report.decisions.len(), 2);
+    assert!(report.decisions.iter().all(|decision| decision.outcome == "not done: --apply would"));
+    let gains = vm(&report.vms, "vm0");
+    assert_eq!((gains.has_bytes, gains.target_bytes, gains.baseline_bytes), (100 * UNIT, 133 * UNIT, 100 * UNIT));
+    assert_eq!((gains.miss_ratio, gains.miss_ratio_then), (Some(1.), Some(0.05)));
+    assert!(gains.saved_ms_per_s.unwrap() > 0. && report.geometric_mean.unwrap() < 0.5);
+}
+
+#[test]
+fn a_gain_within_the_error_or_not_worth_the_moving_is_left() {
+    let mut world = World::new(vec![honest(Shape::Smooth(10_000), 100), honest(Shape::Flat(50), 100)]);
+    world.run(20, |_| {});
+    assert!(world.steps.is_empty());
+    let report = world.planner.report(world.at);
+    assert_eq!(vm(&report.vms, "vm0").why, "what it would gain is not worth the moving");
+}
+
+#[test]
+fn bounds_and_minimums_hold() {
+    let mut rich = honest(Shape::Cliff(160), 66);
+    rich.limits.weight = 1.;
+    let mut poor = honest(Shape::Smooth(20), 67);
+    poor.limits.bound = 0.1;
+    let mut least = honest(Shape::Flat(90), 67);
+    least.limits.minimum_bytes = 50 * UNIT;
+    let mut world = World::new(vec![rich, poor, least]);
+    world.run(60, |world| {
+        let sizes = sizes(world);
+        assert!(world.held() <= TOTAL && sizes[2] >= 50);
+        let poor = Shape::Smooth(20);
+        assert!(poor.ratio(u32::try_from(sizes[1]).unwrap()) <= poor.ratio(66) * 1.1 + 1e-9, "{sizes:?}");
+    });
+    // The cliff of 160 cannot be reached beside them, and without it memory is worth nothing to the first.
+    assert_eq!(sizes(&world), [1, 149, 50]);
+}
+
+#[test]
+fn a_minimum_is_owed_and_a_maximum_kept() {
+    let mut low = honest(Shape::Flat(50), 10);
+    low.limits = Limits { minimum_bytes: 40 * UNIT, ..Limits::default() };
+    let mut high = honest(Shape::Smooth(20), 150);
+    high.limits = Limits { maximum_bytes: Some(120 * UNIT), ..Limits::default() };
+    let mut world = World::new(vec![low, high]);
+    world.run(20, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(sizes(&world), [40, 120]);
+}
+
+#[test]
+fn too_much_memory_is_taken_back_first() {
+    let mut world = World::new((0..4).map(|_| honest(Shape::Smooth(30), 100)).collect());
+    assert_eq!(world.held(), 2 * TOTAL);
+    world.run(3, |_| {});
+    assert_eq!(sizes(&world), [50, 50, 50, 50]);
+    world.run(40, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(world.steps.len(), 4);
+}
+
+#[test]
+fn vms_that_come_are_read_twice_and_those_that_went_leave_their_memory() {
+    let mut world = World::new(vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 60)]);
+    world.processes.insert("vm9".into(), honest(Shape::Flat(50), 40));
+    world.run(2, |_| {});
+    world.processes.remove("vm9");
+    world.run(20, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(sizes(&world)[0], 133);
+    world.processes.insert("vm5".into(), honest(Shape::Flat(10), 1));
+    world.run(1, |_| {});
+    let report = world.planner.report(world.at);
+    assert!(vm(&report.vms, "vm5").why.contains("came lately"), "{:?}", vm(&report.vms, "vm5"));
+}
+
+#[test]
+fn a_vm_changes_at_most_once_in_a_window() {
+    let mut world = World::new(vec![
+        honest(Shape::Cliff(100), 66),
+        Process::new(Shape::Flat(50), Nature::Alternates(Shape::Cliff(90), 5), 66),
+        Process::new(Shape::Flat(40), Nature::Alternates(Shape::Smooth(20), 7), 66),
+    ]);
+    world.run(300, |world| assert!(world.held() <= TOTAL));
+    for name in ["vm0", "vm1", "vm2"] {
+        let times: Vec<_> = world.steps.iter().filter(|(_, step)| step.vm == name).map(|(at, _)| *at).collect();
+        assert!(times.windows(2).all(|pair| pair[1] - pair[0] >= Duration::from_secs(60)), "{name}: {times:?}");
+    }
+    assert!(world.steps.len() > 4, "it is a test only if much changes");
+}
+
+#[test]
+fn a_vm_without_a_trustworthy_curve_keeps_what_it_has_and_says_so() {
+    let gains = || honest(Shape::Cliff(130), 90);
+    for (nature, looks, expected) in
+        [(Nature::Blind, 40, "which is too few"), (Nature::Idle, 70, "has read nothing for 1")]
+    {
+        let mut world =
+            World::new(vec![gains(), Process::new(Shape::Flat(50), nature, 80), honest(Shape::Flat(50), 30)]);
+        world.run(1, |_| {});
+        assert!(vm(&world.planner.report(world.at).vms, "vm0").why.contains("came lately"));
+        world.run(looks, |world| assert!(world.held() <= TOTAL));
+        let report = world.planner.report(world.at);
+        assert!(vm(&report.vms, "vm1").why.contains(expected), "{:?}", report.vms);
+        if nature == Nature::Blind {
+            assert_eq!((sizes(&world)[1], world.steps.len()), (80, 0), "120 are not enough: {:?}", world.steps);
+        }
+    }
+}
+
+#[test]
+fn a_total_comes_before_what_a_vm_without_a_curve_has() {
+    let mut world = World::new(vec![honest(Shape::Smooth(20), 90), Process::new(Shape::Flat(50), Nature::Blind, 180)]);
+    world.run(20, |_| {});
+    assert_eq!(sizes(&world)[1], 100);
+    assert!(world.held() <= TOTAL);
+}
+
+#[test]
+fn other_policies_are_shown_for_comparison() {
+    let targets = |policy: Policy| {
+        let dry = Settings { applies: false, policy, ..settings() };
+        let mut world = World::with(dry, vec![honest(Shape::Cliff(130), 60), honest(Shape::Cliff(20), 140)]);
+        world.run(3, |_| {});
+        let vms = world.planner.report(world.at).vms;
+        [vms[0].target_bytes / UNIT, vms[1].target_bytes / UNIT]
+    };
+    assert_eq!(targets(Policy::Optimal), [133, 67]);
+    assert_eq!(targets(Policy::Greedy), [100, 100], "it stops in front of the cliff");
+    assert_eq!(targets(Policy::Equal), [100, 100]);
+    // What the one does not use goes to the other, whether or not that gains.
+    assert_eq!(targets(Policy::Esx), [180, 20]);
+}
+
+/// Prints how long a plan takes: `cargo test --release -p remoca-host a_hundred -- --nocapture`.
+#[test]
+fn a_hundred_vms_and_two_thousand_units_are_planned() {
+    let memory = Memory { total_bytes: 2000 * UNIT, unit_bytes: UNIT };
+    let curve = |number: u32| {
+        let grid = CurveGrid { step_bytes: UNIT, count: 2001 };
+        let ratio = |at: u32| 1. / (1. + f64::from(at) / f64::from(10 + number));
+        let points = (0..grid.count).map(|at| CurvePoint {
+            bytes: u64::from(at) * UNIT,
+            miss_ratio: ratio(at),
+            standard_error: 0.001,
+            last_window: None,
+        });
+        let status = CurveStatus { points: points.collect(), ..curve_status(|_| 0.5) };
+        Curve::new(&status, grid).unwrap()
+    };
+    let curves: Vec<Curve> = (0..100).map(curve).collect();
+    let subject = |(number, curve)| Subject {
+        has_bytes: 20 * UNIT,
+        has: 20,
+        least: 1,
+        most: 2000,
+        weight: f64::from(1 + number % 3),
+        bound: 0.25,
+        reads_per_s: Some(1e5),
+        standing: Standing::Free(curve),
+    };
+    let subjects: Vec<Subject<'_>> = (0_i32..).zip(&curves).map(subject).collect();
+    let began = std::time::Instant::now();
+    let plan = Plan::new(&subjects, memory, Policy::Optimal).unwrap();
+    println!("100 VMs, 2,000 units: {} us", began.elapsed().as_micros());
+    assert!(plan.rows.iter().map(|row| row.target).sum::<usize>() <= 2000);
+    assert!(plan.rows.iter().all(|row| row.target >= row.floor) && plan.geometric_mean < 1.);
+}

@@ -1,0 +1,291 @@
+//! The world: VM processes that change their sizes when told to, each in its way, and a daemon that passes answers and commands along.
+
+use crate::curve::Curve;
+use crate::limits::Limits;
+use crate::plan::Policy;
+use crate::planner::{Heard, Look, Moment, Outcome, Planner, Record, Settings, Step};
+use crate::reading::{Answer, Reading};
+use crate::resource::Resource;
+use crate::testing::curve_status;
+use remoca_protocol::control::CurveGrid;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub const UNIT: u64 = 2 << 20;
+/// Total of all worlds, in units.
+pub const TOTAL: u64 = 200;
+
+/// Shape of a miss-ratio curve.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Shape {
+    /// Misses everything below a size, and the rest of it little.
+    Cliff(u32),
+    /// Falls ever more slowly; halves with each of these units.
+    Smooth(u32),
+    Flat(u32),
+}
+
+impl Shape {
+    pub fn ratio(self, units: u32) -> f64 {
+        match self {
+            Self::Cliff(at) => {
+                if units < at {
+                    1.
+                } else {
+                    0.05
+                }
+            }
+            Self::Smooth(half) => 0.5_f64.powf(f64::from(units) / f64::from(half)),
+            Self::Flat(percent) => f64::from(percent) / 100.,
+        }
+    }
+
+    pub fn curve(self) -> Curve {
+        let grid = CurveGrid { step_bytes: UNIT, count: 201 };
+        Curve::new(&curve_status(|units| self.ratio(units)), grid).unwrap()
+    }
+}
+
+/// How a VM process behaves.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Nature {
+    Honest,
+    /// Its curve is now one, now the other, for so many looks each: it floods false evictions, or lends and borrows.
+    Alternates(Shape, u32),
+    /// It says that it has so many units more than it has, and does nothing that it is told.
+    Claims(u64),
+    /// Its curve says too little.
+    Blind,
+    /// Its guest reads nothing.
+    Idle,
+    /// It says that it does what it is told, and does not give anything back.
+    Ignores,
+    /// It refuses every change.
+    Refuses,
+    /// It hangs from this look on, and executes commands when it wakes up after so many looks.
+    Hangs(u32, u32),
+    /// It answers, but executes commands only from this look on, and says nothing to them.
+    Late(u32),
+    /// It is killed at this look.
+    Dies(u32),
+}
+
+#[derive(Clone, Debug)]
+pub struct Process {
+    pub shape: Shape,
+    pub nature: Nature,
+    pub limits: Limits,
+    /// In units.
+    pub wanted: u64,
+    pub granted: u64,
+    /// Commands that it has not executed yet.
+    queue: Vec<u64>,
+    blocks_read: u64,
+}
+
+impl Process {
+    pub fn new(shape: Shape, nature: Nature, units: u64) -> Self {
+        let limits = Limits::default();
+        Self { shape, nature, limits, wanted: units, granted: units, queue: Vec::new(), blocks_read: 0 }
+    }
+
+    /// Returns the units that it really has.
+    pub fn holds(&self) -> u64 {
+        self.wanted.max(self.granted)
+    }
+}
+
+pub struct World {
+    pub processes: BTreeMap<String, Process>,
+    pub planner: Planner,
+    pub settings: Settings,
+    pub at: Moment,
+    pub looks: u32,
+    /// Every step, with its time.
+    pub steps: Vec<(Duration, Step)>,
+    /// Time that a server takes to grant a size, in looks at awaited VMs.
+    pub delay: u32,
+    waited: u32,
+}
+
+pub fn settings() -> Settings {
+    Settings {
+        resource: Resource::Cache,
+        total_bytes: TOTAL * UNIT,
+        policy: Policy::Optimal,
+        applies: true,
+        interval: Duration::from_secs(10),
+        window: Duration::from_secs(60),
+        readings_min: 2,
+    }
+}
+
+impl World {
+    pub fn new(processes: Vec<Process>) -> Self {
+        Self::with(settings(), processes)
+    }
+
+    pub fn with(settings: Settings, processes: Vec<Process>) -> Self {
+        let named = processes.into_iter().enumerate().map(|(number, process)| (format!("vm{number}"), process));
+        Self {
+            processes: named.collect(),
+            planner: Planner::new(settings, Record::default()),
+            settings,
+            at: Moment { now: Duration::ZERO, unix_s: 1_000_000 },
+            looks: 0,
+            steps: Vec::new(),
+            delay: 1,
+            waited: 0,
+        }
+    }
+
+    /// Returns the sum of what all processes really have.
+    pub fn held(&self) -> u64 {
+        // The memory server keeps the pages of a dead one for a minute.
+        let is_kept = |process: &&Process| !matches!(process.nature, Nature::Dies(at) if self.looks >= at + 6);
+        self.processes.values().filter(is_kept).map(Process::holds).sum()
+    }
+
+    pub fn process(&mut self, name: &str) -> &mut Process {
+        self.processes.get_mut(name).unwrap()
+    }
+
+    /// Runs for so many looks at all VMs, and calls `check` after everything that happens.
+    pub fn run(&mut self, looks: u32, mut check: impl FnMut(&Self)) {
+        let end = self.looks + looks;
+        while self.looks < end {
+            match self.planner.next_look() {
+                Look::All(at) => {
+                    self.pass_until(at);
+                    self.looks += 1;
+                    self.wake_up();
+                    self.grant();
+                    check(self);
+                    let all = self.heard();
+                    let active = self.processes.values_mut().filter(|process| process.nature != Nature::Idle);
+                    active.for_each(|process| process.blocks_read += 100_000);
+                    self.planner.hear_all(self.at, all);
+                }
+                Look::Awaited(at, names) => {
+                    self.pass_until(at);
+                    self.waited += 1;
+                    if self.waited.is_multiple_of(self.delay) {
+                        self.grant();
+                        check(self);
+                    }
+                    for name in names.into_iter().filter(|name| self.processes.contains_key(name)) {
+                        let answer = self.answer(&name, false);
+                        self.planner.hear(self.at, &name, answer);
+                    }
+                    self.planner.looked_at_awaited(self.at);
+                }
+            }
+            while let Some(step) = self.planner.next_step(self.at) {
+                assert!(self.planner.record().intent.is_some(), "a step without an intent on record");
+                let outcome = self.execute(&step);
+                self.steps.push((self.at.now, step.clone()));
+                check(self);
+                self.planner.step_done(self.at, &step, outcome);
+            }
+        }
+    }
+
+    /// Returns what all processes answer.
+    pub fn heard(&self) -> Vec<Heard> {
+        let heard = |(name, process): (&String, &Process)| Heard {
+            vm: name.clone(),
+            limits: Ok(process.limits),
+            answer: self.answer(name, true),
+        };
+        self.processes.iter().map(heard).collect()
+    }
+
+    /// Lets the daemon die, and another one take its place.
+    pub fn replace_daemon(&mut self, pause: Duration) {
+        let record = self.planner.record();
+        self.at.unix_s += pause.as_secs();
+        self.planner = Planner::new(self.settings, record);
+        self.at.now = Duration::ZERO;
+    }
+
+    fn pass_until(&mut self, at: Duration) {
+        let passed = at.saturating_sub(self.at.now);
+        self.at.now += passed;
+        self.at.unix_s += passed.as_secs();
+    }
+
+    fn grant(&mut self) {
+        for process in self.processes.values_mut() {
+            if process.nature != Nature::Ignores || process.wanted > process.granted {
+                process.granted = process.wanted;
+            }
+        }
+    }
+
+    fn is_late(&self, process: &Process) -> bool {
+        matches!(process.nature, Nature::Late(until) if self.looks < until)
+    }
+
+    fn hangs(&self, process: &Process) -> bool {
+        matches!(process.nature, Nature::Hangs(from, count) if (from..from + count).contains(&self.looks))
+    }
+
+    fn wake_up(&mut self) {
+        let names: Vec<_> = self.processes.keys().cloned().collect();
+        for name in names {
+            let process = &self.processes[&name];
+            if !self.hangs(process) && !self.is_late(process) {
+                let process = self.process(&name);
+                process.queue.drain(..).collect::<Vec<_>>().into_iter().for_each(|units| process.wanted = units);
+            }
+        }
+    }
+
+    fn answer(&self, name: &str, with_curve: bool) -> Answer {
+        let process = &self.processes[name];
+        let shape = match process.nature {
+            Nature::Alternates(other, looks) if self.looks / looks % 2 == 1 => other,
+            Nature::Dies(at) if self.looks >= at => return Answer::Dead,
+            _ if self.hangs(process) => return Answer::Silent("it did not answer within 2 seconds".into()),
+            _ => process.shape,
+        };
+        let (wanted, granted) = match process.nature {
+            Nature::Claims(units) => (process.wanted + units, process.granted + units),
+            _ => (process.wanted, process.granted),
+        };
+        Answer::Read(Box::new(Reading {
+            process: (1, 0),
+            wanted: wanted * UNIT,
+            granted: granted * UNIT,
+            fixed: None,
+            is_left_alone: false,
+            blocks_read: process.blocks_read,
+            answered: (0, 0),
+            curve: with_curve.then(|| match process.nature {
+                Nature::Blind => Err("its curve is made of 7 blocks read, which is too few".into()),
+                _ => Ok(shape.curve()),
+            }),
+        }))
+    }
+
+    fn execute(&mut self, step: &Step) -> Outcome {
+        assert!(step.bytes.is_multiple_of(UNIT) && step.bytes > 0);
+        if !self.processes.contains_key(&step.vm) {
+            return Outcome::NotSent("the VM is gone".into());
+        }
+        let process = &self.processes[&step.vm];
+        let (hangs, looks) = (self.hangs(process) || self.is_late(process), self.looks);
+        let process = self.process(&step.vm);
+        match process.nature {
+            Nature::Refuses => return Outcome::Refused("no".into()),
+            Nature::Claims(_) => {}
+            Nature::Dies(at) if looks >= at => return Outcome::NotSent("its process was killed".into()),
+            _ if hangs => {
+                process.queue.push(step.bytes / UNIT);
+                return Outcome::Unknown("it did not answer within 5 seconds".into());
+            }
+            _ => process.wanted = step.bytes / UNIT,
+        }
+        Outcome::Answered(self.answer(&step.vm, false))
+    }
+}

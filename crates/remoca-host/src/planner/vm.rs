@@ -1,0 +1,220 @@
+//! What is known of one VM: its limits, its newest answer, what it read lately, and when it was changed.
+
+use crate::curve::Curve;
+use crate::limits::Limits;
+use crate::plan::{Memory, Standing, Subject};
+use crate::reading::{Answer, Reading};
+use std::time::Duration;
+
+/// How long a guest may read nothing before its curve is too old.
+const STALE_AFTER: Duration = Duration::from_secs(600);
+/// How long the memory of a killed process counts: its memory server keeps the pages for it, and a successor may come.
+const DEAD_FOR: Duration = Duration::from_secs(60);
+/// How long a command whose answer did not come may still be executed, once the process answers again.
+const UNSURE_FOR: Duration = Duration::from_secs(30);
+/// Part of a new rate of reads in the mean.
+const RATE_SHARE: f64 = 0.25;
+
+/// One VM.
+#[derive(Clone, Debug)]
+pub(super) struct KnownVm {
+    pub(super) limits: Result<Limits, String>,
+    /// Newest answer that was believed.
+    pub(super) reading: Option<Reading>,
+    /// Newest curve, or why it has none.
+    pub(super) curve: Result<Curve, String>,
+    /// Number of full answers of this process.
+    readings: u32,
+    /// When the newest full answer came, with the blocks read until then.
+    read_at: Duration,
+    /// When its guest read something last.
+    active_at: Duration,
+    reads_per_s: Option<f64>,
+    /// Why it does not answer now.
+    pub(super) silent: Option<String>,
+    dead_since: Option<Duration>,
+    /// When its size was changed last.
+    pub(super) changed_at: Option<Duration>,
+    /// Size that it may still get by a command whose answer did not come, and when it answered again.
+    unanswered: Option<(u64, Option<Duration>)>,
+    /// Size by the record of a former daemon, if it has not answered this one.
+    recorded: Option<u64>,
+    /// It did not give back what it was told to, and is left alone until then.
+    pub(super) ignored_until: Option<Duration>,
+}
+
+impl KnownVm {
+    /// Returns a VM that has not answered yet.
+    pub(super) fn new(now: Duration, recorded: Option<u64>) -> Self {
+        Self {
+            limits: Ok(Limits::default()),
+            reading: None,
+            curve: Err("it has not told its curve yet".into()),
+            readings: 0,
+            read_at: now,
+            active_at: now,
+            reads_per_s: None,
+            silent: Some("it has not answered yet".into()),
+            dead_since: None,
+            changed_at: None,
+            unanswered: None,
+            recorded,
+            ignored_until: None,
+        }
+    }
+
+    /// Takes an answer. Returns whether it is that of another process than before.
+    pub(super) fn hear(&mut self, now: Duration, answer: Answer) -> bool {
+        match answer {
+            Answer::Read(reading) => {
+                self.silent = None;
+                self.dead_since = None;
+                self.settle(now, reading.wanted);
+                self.read(now, *reading)
+            }
+            Answer::Silent(why) => {
+                self.silent = Some(why);
+                self.dead_since = None;
+                false
+            }
+            Answer::Dead => {
+                self.silent = Some("its process was killed".into());
+                self.dead_since.get_or_insert(now);
+                false
+            }
+        }
+    }
+
+    /// Notes that the answer to a command that gives the VM `bytes` did not come.
+    pub(super) fn await_size(&mut self, bytes: u64, why: String) {
+        self.unanswered = Some((bytes, None));
+        self.silent = Some(why);
+    }
+
+    /// Forgets a command whose answer did not come, once it was executed or can no longer be.
+    fn settle(&mut self, now: Duration, wanted: u64) {
+        let Some((bytes, answered_at)) = &mut self.unanswered else { return };
+        let answered_at = *answered_at.get_or_insert(now);
+        if *bytes == wanted || now.saturating_sub(answered_at) >= UNSURE_FOR {
+            self.unanswered = None;
+        }
+    }
+
+    fn read(&mut self, now: Duration, reading: Reading) -> bool {
+        let before = self.reading.as_ref();
+        let is_same = before.is_some_and(|before| before.process == reading.process);
+        let is_other = before.is_some() && !is_same;
+        if !is_same {
+            (self.readings, self.reads_per_s, self.active_at, self.ignored_until) = (0, None, now, None);
+        }
+        if let Some(curve) = &reading.curve {
+            self.curve.clone_from(curve);
+            self.readings = self.readings.saturating_add(1);
+        }
+        self.note_reads(now, &reading, is_same);
+        self.reading = Some(reading);
+        is_other
+    }
+
+    /// Brings the rate of reads up to date.
+    fn note_reads(&mut self, now: Duration, reading: &Reading, is_same: bool) {
+        let before = self.reading.as_ref().filter(|_| is_same);
+        let seconds = now.saturating_sub(self.read_at).as_secs_f64();
+        match before.map(|before| reading.blocks_read.saturating_sub(before.blocks_read)) {
+            Some(blocks) if seconds >= 1. => {
+                if blocks > 0 {
+                    self.active_at = now;
+                }
+                let rate = blocks as f64 / seconds;
+                self.reads_per_s = Some(self.reads_per_s.map_or(rate, |mean| mean + (rate - mean) * RATE_SHARE));
+                self.read_at = now;
+            }
+            // Too short a time: the blocks count next time.
+            Some(_) => {}
+            None => {
+                self.read_at = now;
+                self.reads_per_s = self.curve.as_ref().ok().and_then(|curve| curve.reads_per_s);
+            }
+        }
+    }
+
+    /// Returns the blocks that its guest reads each second.
+    pub(super) fn reads_per_s(&self) -> Option<f64> {
+        self.reads_per_s
+    }
+
+    /// Returns the size that counts: of a VM that never answered the most that it can have.
+    pub(super) fn counted(&self, memory: Memory) -> u64 {
+        let known = self.reading.as_ref().map(Reading::counted).or(self.recorded);
+        let most = || self.limits().maximum_bytes.unwrap_or(memory.total_bytes);
+        known.unwrap_or_else(most).max(self.unanswered.map_or(0, |(bytes, _)| bytes))
+    }
+
+    pub(super) fn limits(&self) -> Limits {
+        self.limits.as_ref().copied().unwrap_or_default()
+    }
+
+    /// Returns whether it has no part in the division: it has nothing and gets nothing, or has been dead for too long.
+    pub(super) fn is_absent(&self, now: Duration) -> bool {
+        let is_gone = self.dead_since.is_some_and(|since| now.saturating_sub(since) >= DEAD_FOR);
+        let is_off = self.reading.as_ref().is_some_and(|reading| reading.fixed.is_some() && reading.counted() == 0);
+        is_gone || (is_off && self.silent.is_none())
+    }
+
+    /// Returns the reason why the VM keeps what it has, and whether it also cannot be changed at all; `None` if it is free.
+    pub(super) fn bond(&self, now: Duration, window: Duration, readings_min: u32) -> Option<(String, bool)> {
+        let cannot = |why: String| Some((why, true));
+        let keeps = |why: String| Some((why, false));
+        if let Some(why) = &self.silent {
+            return cannot(why.clone());
+        }
+        if let Some(why) = self.reading.as_ref().and_then(|reading| reading.fixed.clone()) {
+            return cannot(why);
+        }
+        if self.ignored_until.is_some_and(|until| now < until) {
+            return cannot("it did not give back what it was told to".into());
+        }
+        if let Some(at) = self.changed_at.filter(|at| now.saturating_sub(*at) < window) {
+            return cannot(format!("it was changed {} s ago", now.saturating_sub(at).as_secs()));
+        }
+        if let Err(why) = &self.limits {
+            return keeps(why.clone());
+        }
+        if self.reading.as_ref().is_some_and(|reading| reading.is_left_alone) {
+            return keeps("its memory server is slower than its disk, and left alone".into());
+        }
+        if let Err(why) = &self.curve {
+            return keeps(why.clone());
+        }
+        if self.readings < readings_min {
+            return cannot("it came lately, and has to be read once more".into());
+        }
+        let idle = now.saturating_sub(self.active_at);
+        (idle >= STALE_AFTER)
+            .then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
+    }
+
+    /// Returns the VM as the division has it.
+    pub(super) fn subject(&self, memory: Memory, bond: Option<&(String, bool)>) -> Subject<'_> {
+        let limits = self.limits();
+        let units = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        // A size of 0 cannot be set.
+        let least = units(limits.minimum_bytes.div_ceil(memory.unit_bytes)).max(1);
+        let maximum = limits.maximum_bytes.unwrap_or(memory.total_bytes).min(memory.total_bytes);
+        let has_bytes = self.counted(memory);
+        Subject {
+            has_bytes,
+            has: units(has_bytes.div_ceil(memory.unit_bytes)),
+            least,
+            most: units(maximum / memory.unit_bytes).max(least),
+            weight: limits.weight,
+            bound: limits.bound,
+            reads_per_s: self.reads_per_s,
+            standing: match (&self.curve, bond) {
+                (Ok(curve), None) => Standing::Free(curve),
+                (_, Some((_, true))) => Standing::Stuck,
+                _ => Standing::Keeps,
+            },
+        }
+    }
+}

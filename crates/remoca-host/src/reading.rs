@@ -1,0 +1,106 @@
+//! What a VM process answered, checked: nothing that it says is believed because it says it.
+
+use crate::curve::Curve;
+use crate::resource::Resource;
+use remoca_protocol::control::Status;
+
+/// Greatest size that a VM process can have: 4 TiB.
+const SIZE_MAX: u64 = 1 << 42;
+
+/// Status of a VM process, as far as the division of memory needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    /// Number of the process, and of the programs that it has been.
+    pub process: (u32, u32),
+    pub wanted: u64,
+    pub granted: u64,
+    /// Why its size cannot be changed.
+    pub fixed: Option<String>,
+    /// Whether its memory server is slower than its disk, which then answers all reads.
+    pub is_left_alone: bool,
+    /// Blocks that its guest has read since the program started.
+    pub blocks_read: u64,
+    /// Blocks that the cache has answered, and those that it has not.
+    pub answered: (u64, u64),
+    /// `None` if the curve was not asked for.
+    pub curve: Option<Result<Curve, String>>,
+}
+
+/// What came back from the control socket of a VM.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Read(Box<Reading>),
+    /// It hangs, or answers with what is not believed.
+    Silent(String),
+    /// Nobody listens at its socket: its process was killed.
+    Dead,
+}
+
+impl Reading {
+    /// Checks the status that came from the socket of the VM `name`.
+    ///
+    /// # Errors
+    /// Why it is not believed.
+    pub fn new(
+        name: &str,
+        resource: Resource,
+        status: &Status,
+        curve: Option<Result<Curve, String>>,
+    ) -> Result<Self, String> {
+        if status.name != name {
+            return Err(format!("the process at the socket of {name} says that it is {}", shown(&status.name)));
+        }
+        let (wanted, granted) = resource.sizes(status);
+        if wanted > SIZE_MAX || granted > SIZE_MAX {
+            return Err(format!("it says that it has {granted} bytes and wants {wanted}, which no process can"));
+        }
+        let blocks_read =
+            status.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.traffic.read_bytes / 4096));
+        let counter = |name: &str| status.counters.get(name).copied().unwrap_or_default();
+        Ok(Self {
+            process: (status.pid, status.upgrades),
+            wanted,
+            granted,
+            fixed: resource.fixed(status),
+            is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker == "open"),
+            blocks_read,
+            answered: (counter("hit_blocks"), counter("missed_blocks").saturating_add(counter("covered_blocks"))),
+            curve,
+        })
+    }
+
+    /// Returns the size that counts.
+    #[must_use]
+    pub fn counted(&self) -> u64 {
+        self.wanted.max(self.granted)
+    }
+}
+
+/// Returns a text of a stranger that is fit to be shown.
+fn shown(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 40;
+    text.escape_debug().take(CHARACTERS_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::status;
+
+    fn of(status: &Status) -> Result<Reading, String> {
+        Reading::new("web1", Resource::Cache, status, None)
+    }
+
+    #[test]
+    fn a_status_is_checked() {
+        let good = status("web1", 8 << 20, 4 << 20);
+        let reading = of(&good).unwrap();
+        assert_eq!((reading.counted(), reading.fixed), (8 << 20, None));
+        assert!(
+            of(&Status { name: "\x1b[2J".into(), ..good.clone() }).unwrap_err().contains("says that it is \\u{1b}")
+        );
+        let mut huge = good;
+        huge.cache.granted_bytes = u64::MAX;
+        assert!(of(&huge).unwrap_err().contains("no process can"));
+    }
+}

@@ -1,0 +1,111 @@
+//! The record: a small file with the intent, the known sizes and the latest decisions. It is on the disk before a command is sent.
+
+use crate::planner::Record;
+use remoca_io::lock::lock_whole;
+use remoca_io::small_file;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Maximum size of the file.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// Reads the record at `path`. Returns an empty one if there is none.
+///
+/// # Errors
+/// If there is a file that is no record.
+pub fn read(path: &Path) -> io::Result<Record> {
+    match small_file::read(path, BYTES_MAX) {
+        Ok(text) => serde_json::from_str(&text).map_err(io::Error::other),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Record::default()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes the record, and returns when it is on the disk.
+///
+/// # Errors
+/// If the system refuses. The former record is unchanged then.
+pub fn write(path: &Path, record: &Record) -> io::Result<()> {
+    let text = serde_json::to_string(record).map_err(io::Error::other)?;
+    small_file::write_durably(path, text)
+}
+
+/// The lock that says that there is a daemon. It ends with the process.
+#[derive(Debug)]
+pub struct HostLock {
+    _file: File,
+}
+
+impl HostLock {
+    /// Locks the file at `path`, which is made if need be.
+    ///
+    /// # Errors
+    /// `WouldBlock` if another daemon has it, or another error of the system.
+    pub fn take(path: &Path) -> io::Result<Self> {
+        // A reader could lock it too.
+        let mut options = File::options();
+        let file = options.create(true).truncate(false).write(true).read(true).mode(0o600).open(path)?;
+        lock_whole(&file)?;
+        Ok(Self { _file: file })
+    }
+}
+
+/// Paths of the daemon's files in the folder of control sockets.
+#[derive(Clone, Debug)]
+pub struct Paths {
+    pub lock: PathBuf,
+    pub record: PathBuf,
+    pub socket: PathBuf,
+}
+
+impl Paths {
+    /// Returns the paths in `folder`. No VM process has a file of such a name.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        let path = |name: &str| folder.join(name);
+        Self { lock: path("remoca-host.lock"), record: path("remoca-host.record"), socket: path("remoca-host.socket") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::planner::{Intent, Move, Stage};
+
+    #[test]
+    fn a_record_comes_back_and_a_broken_one_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        assert_eq!(read(&paths.record).unwrap(), Record::default());
+        let change = Move {
+            vm: "a".into(),
+            from_bytes: 1,
+            to_bytes: 2,
+            stage: Stage::Begun,
+            why: "more".into(),
+            miss_ratio: Some(0.5),
+            miss_ratio_then: None,
+        };
+        let record = Record {
+            intent: Some(Intent { at_s: 7, moves: vec![change] }),
+            sizes: [("a".to_owned(), 1)].into(),
+            ..Record::default()
+        };
+        write(&paths.record, &record).unwrap();
+        assert_eq!(read(&paths.record).unwrap(), record);
+        std::fs::write(&paths.record, "{").unwrap();
+        assert!(read(&paths.record).is_err());
+    }
+
+    #[test]
+    fn there_is_one_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        let first = HostLock::take(&paths.lock).unwrap();
+        assert_eq!(HostLock::take(&paths.lock).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        HostLock::take(&paths.lock).unwrap();
+    }
+}

@@ -1,0 +1,125 @@
+//! Content of `remoca host status`: what the host's daemon knows, plans and did, as one JSON object for each connection to its socket.
+
+use serde::{Deserialize, Serialize};
+
+/// Maximum number of decisions that are kept.
+pub const DECISIONS_MAX: usize = 100;
+/// Maximum size of a report in bytes.
+pub const REPORT_BYTES_MAX: usize = 4 << 20;
+
+/// Everything about the division of a host's cache memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostReport {
+    pub version: String,
+    pub pid: u32,
+    /// Time of the report, in seconds since 1970.
+    pub at_s: u64,
+    /// What is divided: "cache".
+    pub resource: String,
+    /// Whether sizes are changed. Otherwise the daemon only says what it would do.
+    pub applies: bool,
+    /// "optimal", or one of the policies that are shown for comparison.
+    pub policy: String,
+    pub total_bytes: u64,
+    /// Memory is counted in units of this size.
+    pub unit_bytes: u64,
+    /// Sum of what the VMs have: of each the granted or the wanted size, whichever is larger.
+    pub counted_bytes: u64,
+    /// What the daemon is about to do, or why it does nothing.
+    pub state: String,
+    /// Weighted geometric mean of the expected miss ratios, divided by that of the present sizes; `None` without a plan. Below 1 is better.
+    pub geometric_mean: Option<f64>,
+    /// Time that reads would be shorter by, in milliseconds for each second, over all VMs that the plan changes.
+    pub saved_ms_per_s: Option<f64>,
+    /// Time that the last plan took.
+    pub plan_us: u64,
+    pub vms: Vec<HostVm>,
+    /// Latest decisions, the newest last; at most [`DECISIONS_MAX`].
+    pub decisions: Vec<HostDecision>,
+}
+
+/// One VM of the host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostVm {
+    pub name: String,
+    /// "free": the plan may change it. "keeps": it keeps what it has. "stuck": it cannot be changed now.
+    pub state: String,
+    /// Size that counts: granted or wanted, whichever is larger; for a VM that never answered, the most that it could have.
+    pub has_bytes: u64,
+    pub granted_bytes: Option<u64>,
+    pub wanted_bytes: Option<u64>,
+    /// Size that it would get.
+    pub target_bytes: u64,
+    /// Size by weight alone.
+    pub baseline_bytes: u64,
+    /// Least size with which the VM is within its isolation bound and has its minimum.
+    pub floor_bytes: u64,
+    pub minimum_bytes: u64,
+    pub maximum_bytes: u64,
+    pub weight: f64,
+    /// Greatest loss against the baseline, as a share of the baseline's miss ratio; `None` without such a bound.
+    pub bound: Option<f64>,
+    /// Share of the blocks read that the cache does not answer, by the curve, with the present size and with the target.
+    pub miss_ratio: Option<f64>,
+    pub miss_ratio_then: Option<f64>,
+    /// Error of the difference between the two.
+    pub miss_ratio_error: Option<f64>,
+    pub blocks_read_per_s: Option<f64>,
+    /// Time that reads would be shorter by, in milliseconds for each second.
+    pub saved_ms_per_s: Option<f64>,
+    /// Reason for the target.
+    pub why: String,
+}
+
+/// One change of a size, or what kept the daemon from one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostDecision {
+    /// In seconds since 1970.
+    pub at_s: u64,
+    /// `None` for a decision about all VMs.
+    pub vm: Option<String>,
+    pub from_bytes: u64,
+    pub to_bytes: u64,
+    pub why: String,
+    /// Miss ratios, by the curve, before and after.
+    pub miss_ratio: Option<f64>,
+    pub miss_ratio_then: Option<f64>,
+    /// What came of it.
+    pub outcome: String,
+}
+
+impl HostReport {
+    /// Returns the report as a line of JSON, including the trailing newline.
+    ///
+    /// # Errors
+    /// If serialization fails, which no report can cause.
+    pub fn line(&self) -> serde_json::Result<Vec<u8>> {
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
+    /// Parses a report.
+    ///
+    /// # Errors
+    /// If the text is no report.
+    pub fn parse(text: &[u8]) -> serde_json::Result<Self> {
+        serde_json::from_slice(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_one_line_and_comes_back() {
+        let vm = HostVm { name: "a\nb".into(), bound: Some(0.25), miss_ratio: Some(0.5), ..HostVm::default() };
+        let decision = HostDecision { vm: Some("a".into()), why: "more".into(), ..HostDecision::default() };
+        let report = HostReport { vms: vec![vm], decisions: vec![decision], ..HostReport::default() };
+        let line = report.line().unwrap();
+        assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+        assert_eq!(HostReport::parse(&line).unwrap(), report);
+        assert!(HostReport::parse(b"{}").is_err());
+    }
+}

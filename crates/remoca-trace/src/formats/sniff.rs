@@ -1,0 +1,56 @@
+//! Finds the format of a trace from its first bytes.
+
+use super::batch::number;
+use super::format::Format;
+use super::oracle::RECORD_BYTES;
+use super::{blkparse, blktrace, msr, vscsi};
+use remoca_protocol::trace::MAGIC;
+
+/// Programs that decompress what begins like this.
+const COMPRESSED: [(&[u8], &str); 4] = [
+    (&[0x28, 0xb5, 0x2f, 0xfd], "zstdcat"),
+    (&[0x1f, 0x8b], "zcat"),
+    (b"BZh", "bzcat"),
+    (&[0xfd, b'7', b'z', b'X', b'Z'], "xzcat"),
+];
+
+/// Returns the format of a trace that begins with these bytes, or why it is not known.
+pub(super) fn format(first: &[u8]) -> Result<Format, String> {
+    if first.is_empty() {
+        return Err("the trace is empty".into());
+    }
+    if let Some((_, program)) = COMPRESSED.iter().find(|(magic, _)| first.starts_with(magic)) {
+        return Err(format!("the trace is compressed: pass it through `{program}`, with - for the file"));
+    }
+    let magic = first.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
+    let is_blktrace = |magic: u32| [magic, magic.swap_bytes()].iter().any(|word| word & !0xff == blktrace::MAGIC);
+    let line = first.split(|byte| *byte == b'\n').find(|line| !line.is_empty()).unwrap_or_default();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    match () {
+        () if first.starts_with(&MAGIC) => Ok(Format::Remoca),
+        () if magic.is_some_and(is_blktrace) => Ok(Format::Blktrace),
+        () if msr::split(line).is_some() => Ok(Format::Msr),
+        () if blkparse::split(line).is_some() => Ok(Format::Blkparse),
+        () if vscsi::Version::of(first).is_some() => Ok(Format::Vscsi),
+        () if is_oracle_general(first) => Ok(Format::OracleGeneral),
+        () => {
+            let names: Vec<_> = Format::names().collect();
+            Err(format!(
+                "the format of the trace is not recognized: say which one it is (--format {})",
+                names.join(", ")
+            ))
+        }
+    }
+}
+
+/// Returns whether records make sense together: times do not fall, and each object is read next later, or never.
+fn is_oracle_general(first: &[u8]) -> bool {
+    let records = first.as_chunks::<RECORD_BYTES>().0;
+    let times = records.iter().map(|record| number::<4>(record, 0));
+    !records.is_empty()
+        && times.is_sorted()
+        && (0..).zip(records).all(|(at, record)| {
+            let (size, next) = (number::<4>(record, 12), number::<8>(record, 16));
+            size < 1 << 31 && (next == u64::MAX || next == u64::MAX >> 1 || (at..1 << 48).contains(&next))
+        })
+}

@@ -1,0 +1,159 @@
+//! The engine's cache with its own insertion policy ([`remoca_core::engine::Policy`], decision 0037), over two tiers.
+//!
+//! As in the engine, a page that hit stays and is the next to be discarded, an evicted page that is still cached is a
+//! duplicate that need not travel, and what the policy passes over is not cached. A page that hit and is displaced from the
+//! local tier does not travel either. Where no evictions are seen, blocks are admitted as they are read: hits become the
+//! newest, and all but one in 32 misses enter as the next to be discarded (decision 0015).
+
+use super::ids::{Id, Key};
+use super::lists::Lists;
+use super::types::{Found, Pages, Traffic};
+use remoca_core::engine::{Insertion, Policy};
+use remoca_core::fingerprint::Fingerprint;
+use remoca_core::units::PageCount;
+
+const LOCAL: usize = 0;
+const REMOTE: usize = 1;
+/// Number of misses for each one that enters as the newest, where blocks are admitted as they are read.
+const BIMODAL: u64 = 32;
+
+pub(super) struct Adaptive {
+    lists: Lists<2>,
+    /// Whether each block was read since it entered.
+    was_hit: Vec<bool>,
+    pages: Pages,
+    policy: Policy,
+    misses: u64,
+    pub(super) traffic: Traffic,
+    pub(super) passed_over: u64,
+}
+
+/// Returns a fingerprint that stands for the content of a block.
+fn content(key: Key) -> Fingerprint {
+    let mixed = (key ^ key >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let [a, b, c, d, e, f, g, h] = (mixed ^ mixed >> 32).to_le_bytes();
+    let [i, j, k, l, ..] = key.to_le_bytes();
+    Fingerprint([[a, b, c, d], [e, f, g, h], [i, j, k, l]].map(u32::from_le_bytes))
+}
+
+impl Adaptive {
+    pub(super) fn new(pages: Pages) -> Self {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(u32::try_from(pages.local + pages.remote).unwrap_or(u32::MAX)));
+        let (lists, traffic) = (Lists::new(), Traffic::default());
+        Self { lists, was_hit: Vec::new(), pages, policy, misses: 0, traffic, passed_over: 0 }
+    }
+
+    pub(super) fn reach(&mut self, count: usize) {
+        self.lists.reach(count);
+        self.was_hit.resize(count.max(self.was_hit.len()), false);
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.lists.bytes() + self.was_hit.capacity()
+    }
+
+    /// Returns the policy in force.
+    pub(super) fn in_force(&self) -> Insertion {
+        self.policy.in_force()
+    }
+
+    fn found(&mut self, id: Id) -> (Found, Option<usize>) {
+        match self.lists.list_of(id) {
+            Some(REMOTE) => {
+                self.traffic.fetched += 1;
+                (Found::Remote, Some(REMOTE))
+            }
+            Some(list) => (Found::Local, Some(list)),
+            None => (Found::Nowhere, None),
+        }
+    }
+
+    /// Answers a read. A page that hits is the next to be discarded.
+    pub(super) fn read(&mut self, id: Id, key: Key) -> Found {
+        let content = content(key);
+        let (found, list) = self.found(id);
+        if self.policy.samples(content) {
+            self.policy.note_read(content, list.is_some());
+        }
+        if let Some(list) = list {
+            self.was_hit[id as usize] = true;
+            self.lists.remove(id);
+            self.lists.push_back(list, id);
+        }
+        found
+    }
+
+    /// Notes that the guest evicts a block.
+    pub(super) fn evicted(&mut self, id: Id, key: Key) {
+        let content = content(key);
+        if self.policy.samples(content) {
+            self.policy.note_eviction(content);
+        }
+        if let Some(list) = self.lists.list_of(id) {
+            self.was_hit[id as usize] = false;
+            self.lists.move_to_front(list, id);
+            return;
+        }
+        let is_full = self.lists.len(LOCAL) + self.lists.len(REMOTE) >= self.pages.local + self.pages.remote;
+        if is_full && self.policy.in_force() == Insertion::Bimodal && !self.policy.inserts() {
+            self.passed_over += 1;
+            return;
+        }
+        self.was_hit[id as usize] = false;
+        self.lists.push_front(LOCAL, id);
+        self.settle();
+    }
+
+    /// Answers a read where no evictions are seen, and admits the block.
+    pub(super) fn read_and_keep(&mut self, id: Id) -> Found {
+        let (found, list) = self.found(id);
+        if let Some(list) = list {
+            self.lists.move_to_front(list, id);
+            return found;
+        }
+        self.misses += 1;
+        if self.misses.is_multiple_of(BIMODAL) {
+            self.lists.push_front(LOCAL, id);
+            self.settle();
+        } else {
+            self.enter_last(id);
+        }
+        found
+    }
+
+    /// Lets a block take the place of the one that is to be discarded next, or a free one.
+    fn enter_last(&mut self, id: Id) {
+        let Pages { local, remote } = self.pages;
+        let list = if self.lists.len(LOCAL) < local || remote == 0 { LOCAL } else { REMOTE };
+        if self.lists.len(list) >= [local, remote][list] {
+            self.lists.pop_back(list);
+        }
+        if [local, remote][list] > 0 {
+            self.traffic.sent += u64::from(list == REMOTE);
+            self.lists.push_back(list, id);
+        }
+    }
+
+    /// Displaces what is too much in the local tier, and then in the remote one.
+    fn settle(&mut self) {
+        if self.lists.len(LOCAL) <= self.pages.local {
+            return;
+        }
+        let Some(victim) = self.lists.pop_back(LOCAL) else { return };
+        if self.pages.remote == 0 || self.was_hit[victim as usize] {
+            return;
+        }
+        self.traffic.sent += 1;
+        self.lists.push_front(REMOTE, victim);
+        if self.lists.len(REMOTE) > self.pages.remote {
+            self.lists.pop_back(REMOTE);
+        }
+    }
+
+    /// Drops a block whose content is another one now.
+    pub(super) fn forget(&mut self, id: Id) {
+        self.lists.remove(id);
+    }
+}

@@ -1,0 +1,73 @@
+//! Counts of a simulation.
+
+use super::types::Found;
+use serde::Serialize;
+
+/// Blocks that were read, by where they were found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct BlockCounts {
+    pub guest: u64,
+    pub local: u64,
+    pub remote: u64,
+    pub disk: u64,
+    pub written: u64,
+}
+
+/// Reads, by the slowest place where one of their blocks was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct RequestCounts {
+    pub guest: u64,
+    pub local: u64,
+    pub remote: u64,
+    pub disk: u64,
+}
+
+impl BlockCounts {
+    #[inline]
+    pub(super) fn note(&mut self, found: Found, blocks: u64) {
+        *match found {
+            Found::Guest => &mut self.guest,
+            Found::Local => &mut self.local,
+            Found::Remote => &mut self.remote,
+            Found::Nowhere => &mut self.disk,
+        } += blocks;
+    }
+
+    /// Returns the number of blocks read.
+    #[must_use]
+    pub fn all(&self) -> u64 {
+        self.guest + self.below_guest()
+    }
+
+    /// Returns the number of blocks read that the guest did not hold.
+    #[must_use]
+    pub fn below_guest(&self) -> u64 {
+        self.local + self.remote + self.disk
+    }
+}
+
+impl RequestCounts {
+    #[inline]
+    pub(super) fn note(&mut self, found: Found) {
+        *match found {
+            Found::Guest => &mut self.guest,
+            Found::Local => &mut self.local,
+            Found::Remote => &mut self.remote,
+            Found::Nowhere => &mut self.disk,
+        } += 1;
+    }
+
+    /// Returns the number of reads.
+    #[must_use]
+    pub fn all(&self) -> u64 {
+        self.guest + self.local + self.remote + self.disk
+    }
+
+    /// Returns the mean time of a read in milliseconds. One that the guest answers takes no time. Returns `None` without reads.
+    #[must_use]
+    pub fn mean_ms(&self, local_ms: f64, remote_ms: f64, disk_ms: f64) -> Option<f64> {
+        let all = self.all();
+        let sum = self.local as f64 * local_ms + self.remote as f64 * remote_ms + self.disk as f64 * disk_ms;
+        (all > 0).then(|| sum / all as f64)
+    }
+}

@@ -1,0 +1,130 @@
+//! What came of a simulation.
+
+use super::counts::{BlockCounts, RequestCounts};
+use super::fixed::Best;
+use super::policy::Cache;
+use super::run::Simulation;
+use super::types::{PolicyKind, Traffic};
+use remoca_core::engine::Insertion;
+use serde::Serialize;
+
+/// Smallest size of the curve in pages: 1 MiB.
+const LEAST_PAGES: f64 = 256.0;
+/// Number of the curve's sizes for each doubling.
+const STEPS: i32 = 4;
+
+/// Shares of the blocks that were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TierShares {
+    pub guest: f64,
+    pub local: f64,
+    pub remote: f64,
+    pub disk: f64,
+}
+
+/// One size of the curve.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CurvePoint {
+    pub bytes: u64,
+    /// Share of the blocks read below the guest's memory that a cache of this size hits.
+    pub hit_ratio: f64,
+    pub standard_error: f64,
+}
+
+/// What came of a simulation.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    pub blocks: BlockCounts,
+    pub shares: TierShares,
+    /// `None` where which blocks hit is known only at the end: with the best fixed set.
+    pub requests: Option<RequestCounts>,
+    pub traffic: Traffic,
+    /// Evicted pages that the insertion policy passed over; `None` with other policies.
+    pub passed_over: Option<u64>,
+    /// Whether bimodal insertion was in force at the end; `None` with other policies.
+    pub ends_bimodal: Option<bool>,
+    /// Number of different blocks; an estimate where the sampled curve alone was wanted.
+    pub footprint: u64,
+    /// Whether evictions of the trace were used.
+    pub uses_evictions: bool,
+    /// Whether reads of parts of blocks were counted as misses.
+    pub has_partial: bool,
+    pub curve: Vec<CurvePoint>,
+    /// Bytes that the simulation took.
+    pub memory_bytes: u64,
+}
+
+impl Simulation {
+    /// Returns what came of it. The curve has its sizes up to that of all blocks together.
+    #[must_use]
+    pub fn finish(self) -> Outcome {
+        let memory_bytes = self.bytes() as u64;
+        let footprint = match self.is_curve_alone {
+            true => self.curve.followed_blocks(),
+            false => self.ids.len() as u64 * self.setup.one_of.max(1),
+        };
+        let curve = self.curve_points(footprint);
+        let Self { cache, mut blocks, requests, has_evictions, has_partial, setup, .. } = self;
+        let mut requests = Some(requests);
+        let (mut passed_over, mut ends_bimodal) = (None, None);
+        let traffic = match cache {
+            Cache::Lru(lru) => lru.traffic,
+            Cache::Adaptive(adaptive) => {
+                passed_over = Some(adaptive.passed_over);
+                ends_bimodal = Some(adaptive.in_force() == Insertion::Bimodal);
+                adaptive.traffic
+            }
+            Cache::Fixed(fixed, pages) => {
+                let Best { local_hits, remote_hits, traffic } = fixed.best(pages);
+                (blocks.local, blocks.remote) = (local_hits, remote_hits);
+                blocks.disk -= local_hits + remote_hits;
+                traffic
+            }
+        };
+        if setup.policy == PolicyKind::Fixed {
+            requests = None;
+        }
+        let share = |count: u64| if blocks.all() == 0 { 0.0 } else { count as f64 / blocks.all() as f64 };
+        let BlockCounts { guest, local, remote, disk, .. } = blocks;
+        let shares = TierShares { guest: share(guest), local: share(local), remote: share(remote), disk: share(disk) };
+        Outcome {
+            blocks,
+            shares,
+            requests,
+            traffic,
+            passed_over,
+            ends_bimodal,
+            footprint,
+            uses_evictions: has_evictions,
+            has_partial,
+            curve,
+            memory_bytes,
+        }
+    }
+
+    fn curve_points(&self, footprint: u64) -> Vec<CurvePoint> {
+        let one_of = self.setup.one_of.max(1);
+        let mut sizes: Vec<u64> = Vec::new();
+        for step in 0.. {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "a footprint is at most 2^32 blocks and their samples"
+            )]
+            let pages = (LEAST_PAGES * 2_f64.powf(f64::from(step) / f64::from(STEPS))).round() as u64;
+            sizes.push(pages);
+            // Whole doublings, so that the scale of a chart ends with one.
+            if pages >= footprint && step % STEPS == 0 {
+                break;
+            }
+        }
+        let scaled: Vec<u64> = sizes.iter().map(|pages| pages / one_of).collect();
+        let Some(ratios) = self.curve.hit_ratios(&scaled) else { return Vec::new() };
+        let point = |(pages, hit_ratio): (u64, f64)| CurvePoint {
+            bytes: pages * 4096,
+            hit_ratio,
+            standard_error: self.curve.standard_error(hit_ratio),
+        };
+        sizes.into_iter().zip(ratios).map(point).collect()
+    }
+}

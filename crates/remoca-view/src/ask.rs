@@ -1,0 +1,125 @@
+//! Asks all VM processes at the same time. One that hangs holds up nobody.
+//!
+//! A process that has not answered in time is not asked again while its connection is open: a process that is stopped would otherwise
+//! find a queue full of clients, and so would the operator's next command.
+
+use crate::snapshot::Answer;
+use crate::vm::Silence;
+use remoca_protocol::control::{Command, CurveStatus, Reply, Status};
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+/// Time in which processes that are well have answered.
+pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Largest answer that is read, in bytes. A status has some thousands.
+const ANSWER_BYTES_MAX: u64 = 4 << 20;
+
+/// Asks processes, and remembers whom it still waits for.
+#[derive(Default)]
+pub struct Asker {
+    waiting: HashMap<PathBuf, Question>,
+}
+
+/// A question that is not answered yet.
+struct Question {
+    since: Instant,
+    answer: JoinHandle<io::Result<(Status, Option<CurveStatus>)>>,
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.answer.abort();
+    }
+}
+
+impl Asker {
+    /// Asks the processes at all of `sockets`, and those of `curves` also for their curve. Returns an answer for each of them after
+    /// [`PATIENCE`] at most.
+    pub async fn ask(&mut self, sockets: &[PathBuf], curves: &[PathBuf]) -> Vec<Answer> {
+        let now = Instant::now();
+        // An answer that came too late says how things were then.
+        self.waiting.retain(|socket, question| sockets.contains(socket) && !question.answer.is_finished());
+        for socket in sockets {
+            let (path, wants_curve) = (socket.clone(), curves.contains(socket));
+            self.waiting.entry(socket.clone()).or_insert_with(|| Question {
+                since: now,
+                answer: tokio::spawn(async move { ask(&path, wants_curve).await }),
+            });
+        }
+        let mut answers = Vec::new();
+        for socket in sockets {
+            answers.push(self.answer_of(socket, now + PATIENCE).await);
+        }
+        answers
+    }
+
+    async fn answer_of(&mut self, socket: &Path, deadline: Instant) -> Answer {
+        let answer = |status, curve| Answer { socket: socket.into(), status, curve };
+        let hangs =
+            |since: Instant| Silence::Hangs(format!("it has not answered for {} s", since.elapsed().as_secs().max(1)));
+        let Some(question) = self.waiting.get_mut(socket) else {
+            // The same socket twice.
+            return answer(Err(Silence::Failed("it is named twice".into())), None);
+        };
+        match timeout_at(deadline, &mut question.answer).await {
+            Err(_) => answer(Err(hangs(question.since)), None),
+            Ok(joined) => {
+                self.waiting.remove(socket);
+                match joined.unwrap_or_else(|error| Err(io::Error::other(error))) {
+                    Ok((status, curve)) => answer(Ok(status), curve),
+                    Err(error) => answer(Err(explain(socket, &error)), None),
+                }
+            }
+        }
+    }
+}
+
+fn explain(socket: &Path, error: &io::Error) -> Silence {
+    let shown = socket.display();
+    match error.kind() {
+        io::ErrorKind::NotFound => Silence::Gone(format!("there is no {shown}")),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
+            Silence::Gone(format!("nobody answers at {shown}"))
+        }
+        io::ErrorKind::WouldBlock => Silence::Hangs("it hangs, and its queue of clients is full".into()),
+        io::ErrorKind::PermissionDenied => Silence::Failed(format!("{shown} is not open to this user")),
+        _ => Silence::Failed(format!("{shown}: {error}")),
+    }
+}
+
+/// Returns the status of the process at `socket`, and its curve if that is wanted and it has one.
+async fn ask(socket: &Path, wants_curve: bool) -> io::Result<(Status, Option<CurveStatus>)> {
+    let status = match call(socket, &Command::Status).await? {
+        Reply::Status(status) => *status,
+        Reply::Error { error } => return Err(io::Error::other(error)),
+        Reply::Curve(_) => return Err(io::Error::other("it answers with something else than its status")),
+    };
+    if !wants_curve {
+        return Ok((status, None));
+    }
+    // A process of an older version has none.
+    match call(socket, &Command::Curve { disk: None, grid: None }).await {
+        Ok(Reply::Curve(curve)) => Ok((status, Some(*curve))),
+        Ok(_) | Err(_) => Ok((status, None)),
+    }
+}
+
+async fn call(socket: &Path, command: &Command) -> io::Result<Reply> {
+    let line = command.line().map_err(io::Error::other)?;
+    let mut stream = UnixStream::connect(socket).await?;
+    // A busy process may answer and close before it has this line, so the answer counts.
+    let sent = stream.write_all(&line).await;
+    let mut text = Vec::new();
+    let read = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut text).await;
+    if text.is_empty() {
+        read?;
+        return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
+    }
+    Reply::parse(&text).map_err(io::Error::other)
+}

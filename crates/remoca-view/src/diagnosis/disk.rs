@@ -1,0 +1,81 @@
+//! What is wrong with images and disks.
+
+use super::found::Found;
+use crate::shown::Shown;
+use crate::text::milliseconds;
+use crate::vm::Vm;
+use remoca_io::show::show_size;
+use remoca_protocol::control::{DiskStatus, NormalLatency};
+
+/// Usual time of a read from which on a disk is called slow, in microseconds. A hard disk takes 5 to 15 ms.
+const SLOW_US: f64 = 50_000.0;
+/// ... or so many times what it usually took since the start, if that is at least this time.
+const SLOWER_TIMES: f64 = 5.0;
+const SLOWER_US: f64 = 5_000.0;
+
+pub fn failed_flush(vm: &Vm, shown: &Shown) -> Option<Found> {
+    let (disk, error) = first(shown, |disk| disk.failed_flush.as_ref())?;
+    let DiskStatus { name, image, .. } = disk;
+    let advice =
+        format!("Is the image sound? See docs/failures.md, then `remoca set {} --clear-failed-flush {name}`", vm.name);
+    Some(Found::failed(image_of(disk), format!("{image}: a flush failed ({error}), and all later ones do"), advice))
+}
+
+pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
+    let has_disks = shown.status.migration.as_ref().is_none_or(|migration| migration.has_disks);
+    let (disk, ()) = first(shown, |disk| (has_disks && disk.store != "up").then_some(()))?;
+    let found = format!("{}: its server cannot be reached", disk.image);
+    Some(Found::failed(
+        image_of(disk),
+        found,
+        "The guest waits until it can: look at that server, and at the way to it",
+    ))
+}
+
+pub fn shrunk(_: &Vm, shown: &Shown) -> Option<Found> {
+    let (disk, before) = first(shown, |disk| disk.shrunk_from_bytes)?;
+    let (before, now) = (show_size(before), show_size(disk.bytes));
+    let found = format!("{} had {before} before, and has {now}: reads and writes beyond its end fail", disk.image);
+    Some(Found::failed(image_of(disk), found, "Make it as large as before, and look at who changed it"))
+}
+
+pub fn foreign_writer(vm: &Vm, _: &Shown) -> Option<Found> {
+    let (count, period) = (vm.lately.foreign_writes, vm.lately.period());
+    let found =
+        format!("another program wrote to an image of this VM, {count} times {period}; the cache then starts cold");
+    let advice = "Two writers destroy a file system: find the other one with `fuser -v IMAGE`";
+    (count > 0).then(|| Found::failed("image", found, advice))
+}
+
+pub fn errors(vm: &Vm, _: &Shown) -> Option<Found> {
+    let (count, period) = (vm.lately.disk_errors, vm.lately.period());
+    let found = format!("the disk failed {count} requests {period}; the guest got these errors");
+    (count > 0).then(|| Found::warning("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
+}
+
+pub fn slow(_: &Vm, shown: &Shown) -> Option<Found> {
+    let NormalLatency { p50_us, p99_us } = shown.status.hedging.disk.as_ref()?;
+    let usual_us = shown.status.latency.read_from_disk.p50_us;
+    let is_slower = *p50_us >= SLOWER_US && usual_us > 0.0 && *p50_us >= usual_us * SLOWER_TIMES;
+    let images: Vec<_> = shown.status.disks.iter().map(|disk| disk.image.as_str()).collect();
+    let [median, slowest] = [*p50_us, *p99_us].map(milliseconds);
+    let before = if is_slower { format!(", and {} until now", milliseconds(usual_us)) } else { String::new() };
+    let found = format!("slow: a read of {} takes {median} (one of a hundred {slowest}){before}", images.join(", "));
+    let advice = "Look at the load of that storage (`iostat -x 2`). More cache spares it reads: see what twice the cache would do";
+    (*p50_us >= SLOW_US || is_slower).then(|| Found::warning("disk", found, advice))
+}
+
+pub fn size_not_seen(_: &Vm, shown: &Shown) -> Option<Found> {
+    let (disk, ()) = first(shown, |disk| (disk.attached && !disk.guest_sees_size).then_some(()))?;
+    let found = "its size has changed, and its guest has not been told";
+    Some(Found::warning(image_of(disk), found, "The guest sees it when it connects again"))
+}
+
+/// Returns the first disk of which `look` finds something, and what.
+fn first<'a, T>(shown: &'a Shown, look: impl Fn(&'a DiskStatus) -> Option<T>) -> Option<(&'a DiskStatus, T)> {
+    shown.status.disks.iter().find_map(|disk| Some((disk, look(disk)?)))
+}
+
+fn image_of(disk: &DiskStatus) -> String {
+    format!("image {}", disk.name)
+}

@@ -1,0 +1,193 @@
+//! What is wrong, the worst first, and what to do. Pure: from a snapshot alone.
+//!
+//! Each rule looks at one VM. Rules stand in the order in which their problems are shown: what harms a guest, then causes before the
+//! symptoms that follow from them, then what is worth knowing.
+
+mod disk;
+mod found;
+mod guest;
+mod server;
+
+pub use guest::{agent, attached, memory};
+
+use crate::figures::Figures;
+use crate::finding::{Finding, Level};
+use crate::lately::Lately;
+use crate::shown::Shown;
+use crate::vm::{Silence, Vm};
+use found::Found;
+use remoca_protocol::control::Status;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Something that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// Name of the cause, the same in all versions.
+    pub cause: String,
+    /// Names of the VMs that have it, in order. Several have it if one memory server is the cause.
+    pub vms: Vec<String>,
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// What the problem is that of, if several VMs may have one problem.
+    #[serde(skip)]
+    shared: Option<String>,
+}
+
+/// A rule: the name of its cause, and what finds it in a VM that answers.
+type Rule = (&'static str, fn(&Vm, &Shown) -> Option<Found>);
+
+/// All rules, in the order in which their problems are shown.
+const RULES: [Rule; 24] = [
+    ("failed-flush", disk::failed_flush),
+    ("disk-unreachable", disk::unreachable),
+    ("image-shrunk", disk::shrunk),
+    ("memory-not-shared", |_, shown| guest::memory(&shown.status).and_then(Found::from_finding)),
+    ("foreign-writer", disk::foreign_writer),
+    ("disk-errors", disk::errors),
+    ("lying-server", server::lies),
+    ("slow-disk", disk::slow),
+    ("slow-server", server::slow),
+    ("server-unreachable", server::unreachable),
+    ("full-server", server::full),
+    ("server-lost-pages", server::lost_pages),
+    ("agent-gone", |_, shown| guest::agent(&shown.status).and_then(Found::from_finding)),
+    ("disk-not-attached", |_, shown| Found::from_finding(guest::attached(&shown.status))),
+    ("disks-elsewhere", guest::migrated),
+    ("unknown-content", guest::unknown_content),
+    ("misaligned", guest::misaligned),
+    ("guest-too-large", guest::too_large),
+    ("configuration", |_, shown| configuration(&shown.status)),
+    ("old-version", |_, shown| Found::from_finding(process(&shown.status))),
+    ("size-not-seen", disk::size_not_seen),
+    ("no-server", server::none),
+    ("fast-disk", server::is_no_faster),
+    ("trace-lost", |_, shown| trace(&shown.status)),
+];
+
+/// Returns all problems of these VMs, the worst first.
+#[must_use]
+pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
+    let mut ranked: Vec<(Level, usize, Problem)> = Vec::new();
+    for vm in vms {
+        for (rank, problem) in of_vm(vm) {
+            let is_same = |other: &Problem| {
+                other.cause == problem.cause && other.shared.is_some() && other.shared == problem.shared
+            };
+            match ranked.iter_mut().find(|(_, _, other)| is_same(other)) {
+                Some((_, _, other)) => other.vms.extend(problem.vms),
+                None => ranked.push((problem.finding.level, rank, problem)),
+            }
+        }
+    }
+    // Of two problems with one cause that which more VMs have comes first.
+    ranked
+        .sort_by_key(|(level, rank, problem)| (std::cmp::Reverse(*level), *rank, std::cmp::Reverse(problem.vms.len())));
+    ranked.into_iter().map(|(_, _, problem)| problem).collect()
+}
+
+/// Returns what is wrong with one VM that answers, in the order of the rules.
+#[must_use]
+pub fn of_status(status: &Status) -> Vec<Problem> {
+    let shown = Shown { snapshot: 0, status: status.clone(), figures: Figures::of(status, None), recent: None };
+    let vm = Vm { status: Some(shown), lately: Lately::of(status), ..Vm::silent(&status.name) };
+    of_all(&[vm])
+}
+
+/// Returns the problems of a VM with their ranks.
+fn of_vm(vm: &Vm) -> Vec<(usize, Problem)> {
+    let problem = |cause: &str, found: Found| {
+        let Found { level, what, found, advice, shared } = found;
+        let finding = Finding { what, level, found, advice: Some(advice) };
+        Problem { cause: cause.into(), vms: vec![vm.name.clone()], finding, shared }
+    };
+    let silent = vm.silence.iter().map(|silence| silent(vm, silence)).map(|(cause, found)| (0, problem(cause, found)));
+    let shown = vm.status.iter().flat_map(|shown| {
+        let found = RULES.iter().zip(1..).filter_map(|((cause, rule), rank)| Some((rank, *cause, rule(vm, shown)?)));
+        found.map(|(rank, cause, found)| (rank, problem(cause, found)))
+    });
+    silent.chain(shown).collect()
+}
+
+fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
+    let (name, socket) = (&vm.name, vm.socket.display());
+    match silence {
+        Silence::Gone(text) => (
+            "process-gone",
+            Found::failed(
+                "process",
+                format!("it has ended without removing its socket: {text}. A guest of it hangs"),
+                format!(
+                    "`systemctl status remoca-disk@{name}` says why, `systemctl start` starts it. If the VM is gone for good: rm {socket}"
+                ),
+            ),
+        ),
+        Silence::Hangs(text) => (
+            "process-hangs",
+            Found::failed(
+                "process",
+                format!("{text}, so its guest probably hangs"),
+                format!(
+                    "Is it stopped, or is the host out of CPU time? Its watchdog ends it; else `systemctl restart remoca-disk@{name}`"
+                ),
+            ),
+        ),
+        Silence::Failed(text) => (
+            "process-not-asked",
+            Found::warning("process", text.clone(), "Run this as root, or as the user that runs the VM"),
+        ),
+    }
+}
+
+/// Returns whether the process runs the version of this program.
+#[must_use]
+pub fn process(status: &Status) -> Finding {
+    let (own, name) = (env!("CARGO_PKG_VERSION"), &status.name);
+    if status.version == own {
+        return Finding::ok("process", format!("runs as {}, version {own}, started {}", status.pid, status.started));
+    }
+    Finding::warning(
+        "process",
+        format!("runs version {}, and {own} is installed", status.version),
+        format!("`remoca upgrade {name}` changes that under the running guest"),
+    )
+}
+
+fn configuration(status: &Status) -> Option<Found> {
+    let notice = status.notice.as_ref()?;
+    Some(Found::warning("configuration", notice.clone(), "`remoca config check` names every mistake"))
+}
+
+fn trace(status: &Status) -> Option<Found> {
+    let lost = status.trace_lost.filter(|lost| *lost > 0)?;
+    let found = format!("{lost} records are lost: writing to the trace file fails or is too slow");
+    Some(Found::warning("trace", found, "Is its file system full? The guest is not held up"))
+}
+
+impl Problem {
+    /// Returns whose problem it is, in words.
+    #[must_use]
+    pub fn whose(&self) -> String {
+        match &self.vms[..] {
+            [] => String::new(),
+            [one] => one.clone(),
+            [one, others @ ..] => format!("{one} and {} more", others.len()),
+        }
+    }
+
+    /// Returns what is wrong, without what to do.
+    #[must_use]
+    pub fn found(&self) -> String {
+        format!("{}: {}", self.finding.what, self.finding.found)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<8} {}: {}", self.finding.level.word(), self.whose(), self.found())?;
+        self.finding.advice.iter().try_for_each(|advice| write!(f, ". {advice}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

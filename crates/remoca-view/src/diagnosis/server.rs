@@ -1,0 +1,125 @@
+//! What is wrong with memory servers, as one VM sees them.
+
+use super::found::Found;
+use crate::figures::ServerState;
+use crate::shown::Shown;
+use crate::text::milliseconds;
+use crate::vm::Vm;
+use remoca_io::show::show_size;
+use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus};
+
+/// Usual time of a read from a memory server up to which it is as fast as it should be, in microseconds.
+const FAST_US: f64 = 1_000.0;
+/// Reads from which on a share of them is told of.
+const ENOUGH: u64 = 100;
+
+pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
+    let (count, period) = (vm.lately.wrong_pages, vm.lately.period());
+    let server = shown.status.server.as_ref();
+    let endpoints =
+        in_use(shown).unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
+    let found =
+        format!("it lies: {count} pages were not what this VM had sent there ({period}). The guest got none of them");
+    let advice =
+        "Bad memory, or another program at that address? Take it out with `remoca set --server`, and test its memory";
+    (count > 0).then(|| Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
+}
+
+pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
+    let server = asked(shown)?;
+    let now = shown.status.hedging.server.as_ref();
+    let is_left_alone = ServerState::of(Some(server)) == ServerState::LeftAlone;
+    let late = vm.lately.late_reads;
+    let is_late = late >= ENOUGH && late > vm.lately.hits / 10;
+    let is_fast = now.is_some_and(|now| now.p50_us <= FAST_US) && late <= vm.lately.hits / 10;
+    if !(is_left_alone || is_late) || is_fast {
+        return None;
+    }
+    let time = match (now, &shown.status.hedging.disk) {
+        (Some(server), Some(disk)) => {
+            format!("a page takes {} and the disk {}", milliseconds(server.p50_us), milliseconds(disk.p50_us))
+        }
+        (Some(server), None) => format!("a page takes {}", milliseconds(server.p50_us)),
+        (None, _) => "its answers do not come in time".into(),
+    };
+    let what_now = if is_left_alone { "the disk answers all reads" } else { "the disk answers what is late" };
+    let found = format!("slow: {time}; {late} reads were late {}; {what_now}", vm.lately.period());
+    let endpoints = in_use(shown).unwrap_or_else(|| server.endpoint.clone());
+    let advice = "Look at the load of that host and at the network to it (`remoca check` measures the way). Name another server meanwhile";
+    Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
+}
+
+pub fn is_no_faster(vm: &Vm, shown: &Shown) -> Option<Found> {
+    let server = asked(shown).filter(|server| ServerState::of(Some(server)) == ServerState::LeftAlone)?;
+    if slow(vm, shown).is_some() {
+        return None;
+    }
+    let disk = shown.status.hedging.disk.as_ref().map(|NormalLatency { p50_us, .. }| milliseconds(*p50_us));
+    let found = format!("no faster than the disk ({}), which answers all reads", disk.unwrap_or("not measured".into()));
+    let advice = "There is little to gain here: `remoca set --off` gives the memory back";
+    Some(Found::warning(format!("server {}", server.endpoint), found, advice))
+}
+
+pub fn none(_: &Vm, shown: &Shown) -> Option<Found> {
+    shown.status.server.is_none().then(|| {
+        let advice = "Name one with --server, or with `server` in the configuration";
+        Found::warning("server", "there is no memory server, so nothing is cached", advice)
+    })
+}
+
+pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
+    let is_on = shown.status.cache.enabled;
+    let server = shown.status.server.as_ref().filter(|server| is_on && !server.connected)?;
+    let reason = server.error.clone().unwrap_or_else(|| "no answer yet".into());
+    let found = format!("not connected: {reason}. Reads go to the disk");
+    let advice = format!(
+        "Does `remoca serve` run there (`systemctl status remoca-serve`), and is the way open? `remoca check {}` tries it",
+        shown.status.name
+    );
+    Some(Found::warning(format!("server {}", server.endpoint), found, advice).of_server(&server.endpoint))
+}
+
+pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
+    let cache = &shown.status.cache;
+    let server = asked(shown)?;
+    if cache.granted_bytes >= cache.wanted_bytes {
+        return None;
+    }
+    let offer = |known: &KnownServerStatus| {
+        known.possible_bytes.map_or_else(
+            || format!("{} does not say what it has", known.endpoint),
+            |bytes| format!("{} has at most {} for it", known.endpoint, show_size(bytes)),
+        )
+    };
+    let offers: Vec<_> = shown.status.servers.iter().map(offer).collect();
+    let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
+    let found = format!("full: {granted} of the {wanted} wanted are granted; {}", offers.join(", "));
+    let advice = format!(
+        "Name another server, give `remoca serve` more --memory there, or want less: `remoca set {} --cache {granted}`",
+        shown.status.name
+    );
+    let endpoints = in_use(shown).unwrap_or_else(|| server.endpoint.clone());
+    Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
+}
+
+pub fn lost_pages(vm: &Vm, shown: &Shown) -> Option<Found> {
+    let server = asked(shown)?;
+    let (missing, hits) = (vm.lately.missing_pages, vm.lately.hits);
+    let found = format!("it did not have {missing} pages that this VM had sent there {}", vm.lately.period());
+    let advice = "Was it restarted, or its pool taken back? If not, it loses memory: see its log";
+    (missing >= ENOUGH && missing > hits / 100)
+        .then(|| Found::warning(format!("server {}", server.endpoint), found, advice))
+}
+
+/// Returns the server that the VM is connected to, if its cache is on.
+fn asked(shown: &Shown) -> Option<&ServerStatus> {
+    let is_on = shown.status.cache.enabled;
+    shown.status.server.as_ref().filter(|server| is_on && server.connected)
+}
+
+/// Returns the addresses of all servers that have a pool, or `None` if none has.
+fn in_use(shown: &Shown) -> Option<String> {
+    let all: Vec<_> =
+        shown.status.servers.iter().filter(|server| server.in_use).map(|server| server.endpoint.as_str()).collect();
+    (!all.is_empty()).then(|| all.join(" or "))
+}

@@ -1,0 +1,126 @@
+//! Each fault comes first, with its cause.
+
+use super::*;
+use crate::snapshot::{Answer, Taker};
+use crate::testing::{full_status, snapshot};
+use remoca_protocol::control::NormalLatency;
+
+/// Returns the problems of one VM with a change.
+fn problems(change: impl Fn(&mut Status)) -> Vec<Problem> {
+    let mut status = full_status(1, 100);
+    change(&mut status);
+    of_status(&status)
+}
+
+#[track_caller]
+fn expect_first(cause: &str, words: &[&str], change: impl Fn(&mut Status)) {
+    let problems = problems(change);
+    let first = problems.first().unwrap_or_else(|| panic!("{cause} is not seen"));
+    let text = first.to_string();
+    assert_eq!(first.cause, cause, "{problems:#?}");
+    words.iter().for_each(|word| assert!(text.contains(word), "`{word}` is missing in: {text}"));
+}
+
+fn set(status: &mut Status, counter: &str, value: u64) {
+    status.counters.insert(counter.into(), value);
+}
+
+#[test]
+fn nothing_is_wrong_with_a_vm_that_is_well() {
+    assert_eq!(problems(|_| {}), []);
+}
+
+#[test]
+fn each_fault_is_named_first() {
+    expect_first("slow-server", &["server tcp:donor1:7070 or tcp:donor2:7070: slow", "52 ms", "7.00 ms"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.server = Some(NormalLatency { p50_us: 52_000.0, p99_us: 80_000.0 });
+        set(status, "hedges_won", 5000);
+    });
+    expect_first("lying-server", &["it lies: 12 pages", "The guest got none of them"], |status| {
+        set(status, "fetch_wrong", 12);
+        status.server.as_mut().expect("a server").breaker = "open".into();
+    });
+    expect_first(
+        "full-server",
+        &["full: 512M of the 2G wanted", "tcp:donor1:7070 has at most 8G", "--cache 512M"],
+        |status| {
+            status.cache.granted_bytes = 512 << 20;
+        },
+    );
+    expect_first(
+        "slow-disk",
+        &["slow: a read of /var/lib/libvirt/images/web1.img takes 180 ms", "until now"],
+        |status| {
+            status.hedging.disk = Some(NormalLatency { p50_us: 180_000.0, p99_us: 900_000.0 });
+        },
+    );
+    expect_first("agent-gone", &["agent: last heard 95 s ago", "systemctl status remoca-agent"], |status| {
+        status.port.as_mut().expect("a port").agent_heard_s_ago = Some(95);
+    });
+    expect_first("agent-gone", &["not heard since the guest attached"], |status| {
+        status.port.as_mut().expect("a port").agent_heard_s_ago = None;
+    });
+    expect_first("failed-flush", &["failed", "remoca set web001 --clear-failed-flush root"], |status| {
+        status.disks[0].failed_flush = Some("EIO".into());
+        set(status, "disk_errors", 1);
+        set(status, "fetch_wrong", 12);
+    });
+    expect_first("memory-not-shared", &["guest memory"], |status| status.memory.guest_bytes = 0);
+    expect_first("foreign-writer", &["another program wrote"], |status| set(status, "foreign_writes", 1));
+    expect_first("server-unreachable", &["not connected: no route", "remoca check web001"], |status| {
+        let server = status.server.as_mut().expect("a server");
+        (server.connected, server.error) = (false, Some("no route".into()));
+    });
+    expect_first("fast-disk", &["no faster than the disk (0.09 ms)"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
+        status.latency.read_from_disk.p50_us = 90.0;
+    });
+    expect_first("unknown-content", &["dm-crypt"], |status| {
+        let evicted = status.counters["evictions_reported"];
+        set(status, "evictions_unmatched", evicted - evicted / 20);
+    });
+    expect_first("old-version", &["runs version 0.0.1", "remoca upgrade web001"], |status| {
+        status.version = "0.0.1".into()
+    });
+    expect_first("configuration", &["a mistake"], |status| status.notice = Some("a mistake".into()));
+    expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
+}
+
+#[test]
+fn a_cache_that_is_off_needs_no_server() {
+    let off = problems(|status| {
+        status.cache.enabled = false;
+        status.cache.granted_bytes = 0;
+        status.server.as_mut().expect("a server").connected = false;
+    });
+    assert_eq!(off, []);
+    let none = problems(|status| (status.server, status.servers) = (None, Vec::new()));
+    assert_eq!(none[0].cause, "no-server");
+}
+
+#[test]
+fn one_server_that_is_away_is_one_problem_of_many_vms() {
+    let lost = |number| {
+        let mut status = full_status(number, 3);
+        let server = status.server.as_mut().expect("a server");
+        (server.connected, server.error) = (false, Some("refused".into()));
+        Ok(status)
+    };
+    let mut ill = full_status(9, 3);
+    ill.disks[0].failed_flush = Some("EIO".into());
+    let problems = snapshot(vec![lost(1), lost(2), lost(3), Ok(ill), Err("hung")]).problems;
+    let causes: Vec<_> = problems.iter().map(|problem| (problem.cause.as_str(), problem.whose())).collect();
+    let wanted = [("process-hangs", "hung"), ("failed-flush", "web009"), ("server-unreachable", "web001 and 2 more")];
+    assert_eq!(causes, wanted.map(|(cause, whose)| (cause, whose.to_owned())));
+}
+
+#[test]
+fn a_process_that_is_gone_is_told_with_what_to_do() {
+    let answer =
+        Answer { socket: "/run/remoca/a.ctl".into(), status: Err(Silence::Gone("nobody answers".into())), curve: None };
+    let problems = Taker::default().next(vec![answer], 0.0, None).problems;
+    let text = problems[0].to_string();
+    assert!(text.starts_with("failed   a: process: ") && text.contains("systemctl status remoca-disk@a"), "{text}");
+}

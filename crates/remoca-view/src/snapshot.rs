@@ -1,0 +1,260 @@
+//! One look at all VMs of a host, with a number. Pure: [`Taker`] gets answers and the time, and returns the snapshot.
+
+use crate::curve::Prospect;
+use crate::diagnosis::{self, Problem};
+use crate::figures::Figures;
+use crate::history::{self, History};
+use crate::lately::{Lately, Past};
+use crate::shown::Shown;
+use crate::vm::{Silence, Vm};
+use remoca_protocol::control::{CurveStatus, Status};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Report of the process that divides the memory of the host among its VMs, as it sends it.
+pub type HostReport = serde_json::Value;
+
+/// One look at all VMs of a host.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Number of the snapshot, which rises by one.
+    pub snapshot: u64,
+    /// Time at which it was taken, in seconds since 1970.
+    pub taken_s: f64,
+    /// Name of the host.
+    pub host: String,
+    /// Version of the program that took it.
+    pub version: String,
+    /// What is wrong, the worst first.
+    pub problems: Vec<Problem>,
+    /// All VMs, by name.
+    pub vms: Vec<Vm>,
+    #[serde(default)]
+    pub host_report: Option<HostReport>,
+}
+
+/// What one process answered.
+#[derive(Debug)]
+pub struct Answer {
+    pub socket: PathBuf,
+    pub status: Result<Status, Silence>,
+    /// Its curve, if it was asked for it now.
+    pub curve: Option<CurveStatus>,
+}
+
+/// Makes snapshots from answers, one after the other.
+#[derive(Default)]
+pub struct Taker {
+    taken: u64,
+    host: String,
+    pasts: BTreeMap<PathBuf, Known>,
+}
+
+/// What is known of a VM from before.
+#[derive(Default)]
+struct Known {
+    name: Option<String>,
+    past: Past,
+    history: History,
+    curve: Option<KnownCurve>,
+}
+
+struct KnownCurve {
+    read_s: f64,
+    curve: Arc<CurveStatus>,
+    prospect: Option<Prospect>,
+}
+
+impl Taker {
+    /// Returns a taker for the host with this name.
+    #[must_use]
+    pub fn new(host: String) -> Self {
+        Self { host, ..Self::default() }
+    }
+
+    /// Returns whether there was a snapshot.
+    #[must_use]
+    pub fn has_taken(&self) -> bool {
+        self.taken > 0
+    }
+
+    /// Returns those of `sockets` whose curve was read longest ago, at most `count` of them, if that was before `before_s`.
+    #[must_use]
+    pub fn wanted_curves(&self, sockets: &[PathBuf], before_s: f64, count: usize) -> Vec<PathBuf> {
+        let read_s =
+            |socket| self.pasts.get(socket).and_then(|known| Some(known.curve.as_ref()?.read_s)).unwrap_or(f64::MIN);
+        let mut old: Vec<_> = sockets.iter().filter(|socket| read_s(*socket) < before_s).collect();
+        old.sort_by(|one, other| read_s(*one).total_cmp(&read_s(*other)));
+        old.into_iter().take(count).cloned().collect()
+    }
+
+    /// Returns the next snapshot, which has these answers and was taken at `now_s`. What is known of a VM that is not among them is
+    /// forgotten.
+    pub fn next(&mut self, answers: Vec<Answer>, now_s: f64, host_report: Option<HostReport>) -> Snapshot {
+        self.taken += 1;
+        let mut before = std::mem::take(&mut self.pasts);
+        let mut vms: Vec<Vm> = Vec::new();
+        for answer in answers {
+            let mut known = before.remove(&answer.socket).unwrap_or_default();
+            let socket = answer.socket.clone();
+            vms.push(known.look(answer, self.taken, now_s));
+            self.pasts.insert(socket, known);
+        }
+        vms.sort_by(|one, other| (&one.name, &one.socket).cmp(&(&other.name, &other.socket)));
+        tell_apart(&mut vms);
+        Snapshot {
+            snapshot: self.taken,
+            taken_s: now_s,
+            host: self.host.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            problems: diagnosis::of_all(&vms),
+            vms,
+            host_report,
+        }
+    }
+}
+
+/// Gives VMs of one name, which processes of several users may have, names that differ.
+fn tell_apart(vms: &mut [Vm]) {
+    let names: Vec<String> = vms.iter().map(|vm| vm.name.clone()).collect();
+    for (vm, name) in vms.iter_mut().zip(&names) {
+        if names.iter().filter(|other| *other == name).count() > 1 {
+            vm.name = format!("{name} ({})", vm.socket.display());
+        }
+    }
+}
+
+impl Known {
+    /// Returns what is shown of a VM that answered so.
+    fn look(&mut self, answer: Answer, snapshot: u64, now_s: f64) -> Vm {
+        if let Some(curve) = answer.curve {
+            let prospect = Prospect::of(&curve, now_s);
+            self.curve = Some(KnownCurve { read_s: now_s, curve: Arc::new(curve), prospect });
+        }
+        let stem = || answer.socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let (status, silence, lately) = match answer.status {
+            Ok(status) => {
+                let (lately, before) = self.past.add(&status, now_s);
+                self.name = Some(status.name.clone());
+                let figures = Figures::of(&status, None);
+                let recent = before.map(|before| Figures::of(&status, Some(&before)));
+                if let Some(recent) = &recent {
+                    history::add(&mut self.history, recent, now_s);
+                }
+                (Some(Shown { snapshot, status, figures, recent }), None, lately)
+            }
+            Err(silence) => (None, Some(silence), Lately::default()),
+        };
+        Vm {
+            name: self.name.clone().unwrap_or_else(stem),
+            status,
+            silence,
+            lately,
+            prospect: self.curve.as_ref().and_then(|known| known.prospect.clone()),
+            curve: self.curve.as_ref().map(|known| Arc::clone(&known.curve)),
+            history: Arc::clone(&self.history),
+            socket: answer.socket,
+        }
+    }
+}
+
+impl Snapshot {
+    /// Returns a snapshot from the JSON that [`Self::json`] makes.
+    ///
+    /// # Errors
+    /// If the text is something else.
+    pub fn parse(json: &[u8]) -> serde_json::Result<Self> {
+        let mut snapshot: Self = serde_json::from_slice(json)?;
+        for vm in &mut snapshot.vms {
+            vm.status = vm.status.take().map(Shown::completed);
+        }
+        Ok(snapshot)
+    }
+
+    /// Returns the snapshot as JSON.
+    #[must_use]
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Returns the VMs that answered, as `remoca status -o json` shows them.
+    pub fn statuses(&self) -> impl Iterator<Item = &Shown> {
+        self.vms.iter().filter_map(|vm| vm.status.as_ref())
+    }
+
+    /// Returns the VM with this name.
+    #[must_use]
+    pub fn vm(&self, name: &str) -> Option<&Vm> {
+        self.vms.iter().find(|vm| vm.name == name)
+    }
+
+    /// Returns the figures of all VMs that answer, together, or `None` without one.
+    #[must_use]
+    pub fn total(&self) -> Option<Figures> {
+        let all: Vec<_> = self.statuses().map(|shown| shown.newest().clone()).collect();
+        Figures::total(&all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{curve, full_status, snapshot};
+
+    fn answer(socket: &str, status: Result<Status, Silence>) -> Answer {
+        Answer { socket: socket.into(), status, curve: None }
+    }
+
+    #[test]
+    fn numbers_rise_by_one_and_rates_are_of_two_snapshots() {
+        let mut taker = Taker::default();
+        let first = taker.next(vec![answer("/a.ctl", Ok(full_status(1, 10)))], 0.0, None);
+        let second = taker.next(vec![answer("/a.ctl", Ok(full_status(1, 11)))], 5.0, None);
+        assert_eq!((first.snapshot, second.snapshot), (1, 2));
+        let (shown, before) =
+            (second.vms[0].status.as_ref().expect("it answers"), first.vms[0].status.as_ref().expect("it answers"));
+        assert!(before.recent.is_none() && shown.snapshot == 2);
+        let recent = shown.recent.as_ref().expect("two of them");
+        assert_eq!((recent.seconds, recent.reads), (5.0, shown.figures.reads - before.figures.reads));
+        assert_eq!((first.vms[0].history.len(), second.vms[0].history.len()), (0, 1));
+    }
+
+    #[test]
+    fn a_vm_that_is_silent_keeps_its_name_and_what_was_before() {
+        let mut taker = Taker::default();
+        taker.next(vec![answer("/odd-name.ctl", Ok(full_status(1, 10)))], 0.0, None);
+        let silent = taker.next(vec![answer("/odd-name.ctl", Err(Silence::Hangs("it hangs".into())))], 5.0, None);
+        assert!(silent.vms[0].name == "web001" && silent.vms[0].newest().is_none());
+        let back = taker.next(vec![answer("/odd-name.ctl", Ok(full_status(1, 12)))], 10.0, None);
+        let recent = back.vms[0].newest().expect("it answers");
+        assert_eq!(recent.seconds, 10.0, "since it answered last");
+        let gone = taker.next(Vec::new(), 15.0, None);
+        assert!(gone.vms.is_empty() && gone.problems.is_empty());
+    }
+
+    #[test]
+    fn curves_are_read_in_turn() {
+        let sockets: Vec<PathBuf> = ["/a", "/b", "/c"].map(PathBuf::from).to_vec();
+        let mut taker = Taker::default();
+        assert_eq!(taker.wanted_curves(&sockets, 100.0, 2), sockets[..2]);
+        let all = sockets.iter().map(|socket| Answer {
+            curve: (socket != &sockets[1]).then(curve),
+            ..answer(&socket.display().to_string(), Ok(full_status(1, 1)))
+        });
+        taker.next(all.collect(), 70.0, None);
+        assert_eq!(taker.wanted_curves(&sockets, 60.0, 3), sockets[1..2], "the others are new");
+        assert_eq!(taker.wanted_curves(&sockets, 100.0, 1), sockets[1..2]);
+    }
+
+    #[test]
+    fn vms_of_one_name_are_told_apart() {
+        let names: Vec<_> = snapshot(vec![Ok(full_status(1, 1)), Ok(full_status(1, 1)), Ok(full_status(2, 1))])
+            .vms
+            .into_iter()
+            .map(|vm| vm.name)
+            .collect();
+        assert_eq!(names, ["web001 (/s/0.ctl)", "web001 (/s/1.ctl)", "web002"]);
+    }
+}

@@ -1,0 +1,67 @@
+//! Figures as text for people: shares, times, rates.
+
+use remoca_io::show::show_size;
+
+/// Returns a share as a percentage, or `-` if there is none.
+pub fn percent(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.1}", share * 100.0))
+}
+
+/// Returns a number of microseconds, or `-` if there is none.
+pub fn micros(us: Option<f64>) -> String {
+    us.map_or("-".into(), |us| format!("{us:.0}"))
+}
+
+/// Returns a number of microseconds as milliseconds, such as `0.21 ms`.
+pub fn milliseconds(us: f64) -> String {
+    let ms = us / 1000.0;
+    if ms < 9.95 { format!("{ms:.2} ms") } else { format!("{ms:.0} ms") }
+}
+
+/// Returns a number of events for each second, with a decimal if there are few.
+pub fn rate(each_second: f64) -> String {
+    if each_second > 0.0 && each_second < 9.95 { format!("{each_second:.1}") } else { format!("{each_second:.0}") }
+}
+
+/// Returns a number of bytes for each second, such as `1.5M`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "rates are positive, and show_size rounds anyway"
+)]
+pub fn size_of_rate(each_second: f64) -> String {
+    show_size(each_second as u64)
+}
+
+/// Returns a time in seconds with two digits or more and a unit, such as `120ms`, `4.2s` or `-3.5h`.
+pub fn show_seconds(seconds: f64) -> String {
+    let (magnitude, sign) = (seconds.abs(), if seconds < 0.0 { "-" } else { "" });
+    let (value, unit) = match magnitude {
+        ..0.0005 => return "0s".into(),
+        ..0.9995 => return format!("{sign}{:.0}ms", magnitude * 1e3),
+        ..120.0 => (magnitude, "s"),
+        ..7200.0 => (magnitude / 60.0, "m"),
+        ..172_800.0 => (magnitude / 3600.0, "h"),
+        _ => (magnitude / 86_400.0, "d"),
+    };
+    let digits = usize::from(value < 9.95);
+    format!("{sign}{value:.digits$}{unit}")
+}
+
+/// Returns the time of day, in UTC, of a time in seconds since 1970.
+pub fn show_time(s: u64) -> String {
+    format!("{:02}:{:02}:{:02}Z", s / 3600 % 24, s / 60 % 60, s % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_rates_have_a_few_digits() {
+        let times = [0.0, 0.0421, 0.9999, 4.21, 60.0, 400.0, -12_600.0, 1e6].map(show_seconds);
+        assert_eq!(times, ["0s", "42ms", "1.0s", "4.2s", "60s", "6.7m", "-3.5h", "12d"]);
+        assert_eq!([0.0, 0.26, 9.96, 1234.5].map(rate), ["0", "0.3", "10", "1234"]);
+        assert_eq!(show_time(1_700_000_000), "22:13:20Z");
+    }
+}

@@ -1,0 +1,197 @@
+//! `remoca top`: all VMs of this host on a terminal.
+//!
+//! One thread takes snapshots, or reads those of a page, and another one reads keys. The main thread waits for both, and draws only when
+//! something has changed.
+
+mod app;
+mod draw;
+pub mod svg;
+
+pub use app::App;
+pub use draw::height;
+
+use crate::address::Address;
+use crate::client;
+use crate::history::{self, History};
+use crate::snapshot::Snapshot;
+use crate::watch::{Sockets, Watch, runtime};
+use anyhow::{Context, Result, anyhow};
+use app::Next;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event};
+use ratatui::crossterm::terminal;
+use std::collections::HashMap;
+use std::io::{IsTerminal, Write};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+/// Width of a frame that goes to no terminal.
+const WIDTH: u16 = 160;
+/// Time between the two snapshots of a single frame: its figures are those in between.
+const ONCE: Duration = Duration::from_secs(1);
+
+/// What the screen is started with.
+pub struct Options {
+    /// Page whose snapshots are shown; without one, processes are asked.
+    pub from: Option<Address>,
+    pub interval: Duration,
+    /// Whether one frame is printed as text.
+    pub is_once: bool,
+    pub sockets: Sockets,
+}
+
+/// Shows the screen until a key ends it, or prints one frame.
+///
+/// # Errors
+/// If there is no snapshot, or the terminal cannot be used.
+pub fn run(options: Options) -> Result<()> {
+    if options.is_once || !std::io::stdout().is_terminal() {
+        return once(options);
+    }
+    let (sender, events) = channel();
+    let keys = sender.clone();
+    thread::Builder::new().name("snapshots".into()).spawn(move || snapshots(options, &sender))?;
+    let mut terminal = ratatui::try_init().context("this terminal cannot be used; `remoca top --once` needs none")?;
+    thread::Builder::new().name("keys".into()).spawn(move || read_keys(&keys))?;
+    let mut app = App::default();
+    let result = loop {
+        if let Err(error) = terminal.draw(|frame| draw::draw(frame, &app, false)) {
+            break Err(error.into());
+        }
+        match events.recv() {
+            Ok(Message::Snapshot(snapshot)) => app.take(snapshot),
+            Ok(Message::Terminal(Event::Key(key))) if app.press(key) == Next::Quit => break Ok(()),
+            // It has another size, perhaps.
+            Ok(Message::Terminal(_)) => {}
+            Ok(Message::Lost(error)) => break Err(error),
+            Err(_) => break Err(anyhow!("nobody takes snapshots any longer")),
+        }
+    };
+    ratatui::restore();
+    result
+}
+
+enum Message {
+    Snapshot(Result<Arc<Snapshot>, String>),
+    Terminal(Event),
+    Lost(anyhow::Error),
+}
+
+fn read_keys(events: &Sender<Message>) {
+    loop {
+        let message = match event::read() {
+            Ok(event) => Message::Terminal(event),
+            Err(error) => Message::Lost(error.into()),
+        };
+        let is_over = matches!(message, Message::Lost(_));
+        if events.send(message).is_err() || is_over {
+            return;
+        }
+    }
+}
+
+/// Takes or reads snapshots until nobody wants them.
+fn snapshots(options: Options, events: &Sender<Message>) {
+    let Options { from, interval, sockets, .. } = options;
+    let Some(page) = from else {
+        let watched =
+            runtime().map(|runtime| runtime.block_on(take_all(Watch::new(sockets, interval), interval, events)));
+        watched.unwrap_or_else(|error| drop(events.send(Message::Lost(error.into()))));
+        return;
+    };
+    let mut histories = Histories::default();
+    loop {
+        let snapshot = client::snapshot(&page).map(|snapshot| Arc::new(histories.remember(snapshot)));
+        if events.send(Message::Snapshot(snapshot.map_err(|error| format!("{error:#}")))).is_err() {
+            return;
+        }
+        thread::sleep(interval);
+    }
+}
+
+async fn take_all(mut watch: Watch, interval: Duration, events: &Sender<Message>) {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let snapshot = Arc::new(watch.take().await);
+        if events.send(Message::Snapshot(Ok(snapshot))).is_err() {
+            return;
+        }
+    }
+}
+
+/// What is remembered of snapshots that come without their history.
+#[derive(Default)]
+struct Histories {
+    newest: u64,
+    histories: HashMap<String, History>,
+}
+
+impl Histories {
+    /// Returns the snapshot with the history of its VMs since the first one.
+    fn remember(&mut self, mut snapshot: Snapshot) -> Snapshot {
+        let is_new = snapshot.snapshot != self.newest;
+        self.newest = snapshot.snapshot;
+        let mut before = std::mem::take(&mut self.histories);
+        for vm in &mut snapshot.vms {
+            let mut own = before.remove(&vm.name).unwrap_or_default();
+            if let Some(recent) = vm.status.as_ref().and_then(|shown| shown.recent.as_ref()).filter(|_| is_new) {
+                history::add(&mut own, recent, snapshot.taken_s);
+            }
+            vm.history = Arc::clone(&own);
+            self.histories.insert(vm.name.clone(), own);
+        }
+        snapshot
+    }
+}
+
+/// Prints one frame.
+fn once(options: Options) -> Result<()> {
+    let Options { from, sockets, .. } = options;
+    let snapshot = match from {
+        Some(page) => client::snapshot(&page)?,
+        None => runtime()?.block_on(async {
+            let mut watch = Watch::new(sockets, ONCE);
+            if watch.take().await.vms.is_empty() {
+                return watch.take().await;
+            }
+            tokio::time::sleep(ONCE).await;
+            watch.take().await
+        }),
+    };
+    let mut app = App::default();
+    app.take(Ok(Arc::new(snapshot)));
+    let width =
+        terminal::size().ok().filter(|_| std::io::stdout().is_terminal()).map_or(WIDTH, |(width, _)| width.max(80));
+    let text = screen_text(&app, width, height(&app, width), true);
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // Its reader has read enough.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => Ok(written?),
+    }
+}
+
+/// Returns the screen of this size as text.
+#[must_use]
+pub fn screen_text(app: &App, width: u16, height: u16, shows_all: bool) -> String {
+    let screen = screen(app, width, height, shows_all);
+    let line = |y: u16| {
+        let line: String = (0..width).map(|x| screen[(x, y)].symbol()).collect();
+        line.trim_end().to_owned() + "\n"
+    };
+    (0..height).map(line).collect()
+}
+
+/// Returns the screen of this size.
+#[must_use]
+pub fn screen(app: &App, width: u16, height: u16, shows_all: bool) -> Buffer {
+    // A buffer in memory fails in no way.
+    let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
+    let Ok(frame) = terminal.draw(|frame| draw::draw(frame, app, shows_all));
+    frame.buffer.clone()
+}

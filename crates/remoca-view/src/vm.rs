@@ -1,0 +1,75 @@
+//! One VM of a snapshot.
+
+use crate::curve::Prospect;
+use crate::figures::Figures;
+use crate::history::History;
+use crate::lately::Lately;
+use crate::shown::Shown;
+use remoca_protocol::control::CurveStatus;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// One VM.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Vm {
+    pub name: String,
+    /// Path of the control socket.
+    pub socket: PathBuf,
+    /// What its process says; `None` if it does not answer.
+    pub status: Option<Shown>,
+    /// Why it does not answer.
+    pub silence: Option<Silence>,
+    pub lately: Lately,
+    /// What more memory would do; `None` while its curve is not known.
+    pub prospect: Option<Prospect>,
+    #[serde(skip)]
+    pub curve: Option<Arc<CurveStatus>>,
+    /// What the cache did between the last snapshots.
+    #[serde(skip)]
+    pub history: History,
+}
+
+/// Why a process does not answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "kind", content = "text")]
+pub enum Silence {
+    /// Nobody listens at its socket.
+    Gone(String),
+    /// It is there, and does not answer in time.
+    Hangs(String),
+    /// Something else, such as a socket that is closed to this user.
+    Failed(String),
+}
+
+impl Silence {
+    /// Returns the reason in words.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        let (Self::Gone(text) | Self::Hangs(text) | Self::Failed(text)) = self;
+        text
+    }
+}
+
+impl Vm {
+    /// Returns a VM of which nothing is known.
+    #[must_use]
+    pub fn silent(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            socket: PathBuf::new(),
+            status: None,
+            silence: None,
+            lately: Lately::default(),
+            prospect: None,
+            curve: None,
+            history: History::default(),
+        }
+    }
+
+    /// Returns the newest figures; `None` if its process does not answer.
+    #[must_use]
+    pub fn newest(&self) -> Option<&Figures> {
+        self.status.as_ref().map(Shown::newest)
+    }
+}

@@ -1,0 +1,85 @@
+//! Takes snapshots at an interval, and publishes the newest. Whoever shows one causes no work of VM processes.
+
+use crate::ask::Asker;
+use crate::snapshot::{Snapshot, Taker};
+use rustix::process::{Resource, Rlimit};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+
+/// Age at which a miss-ratio curve is read again, in seconds. A curve changes about once a minute.
+const CURVE_AGE_S: f64 = 60.0;
+
+/// Finds the control sockets of the VM processes that run now.
+pub type Sockets = Box<dyn Fn() -> Vec<PathBuf> + Send>;
+
+/// Takes snapshots.
+pub struct Watch {
+    sockets: Sockets,
+    interval: Duration,
+    asker: Asker,
+    taker: Taker,
+}
+
+impl Watch {
+    /// Returns what takes a snapshot of the processes at `sockets` every `interval`.
+    #[must_use]
+    pub fn new(sockets: Sockets, interval: Duration) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        Self { sockets, interval, asker: Asker::default(), taker: Taker::new(host) }
+    }
+
+    /// Takes one snapshot. Returns it after [`crate::ask::PATIENCE`] at most.
+    pub async fn take(&mut self) -> Snapshot {
+        let mut sockets = (self.sockets)();
+        sockets.sort();
+        sockets.dedup();
+        // All curves are read in turn, a few for each snapshot.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
+        let share = (sockets.len() as f64 * self.interval.as_secs_f64() / CURVE_AGE_S).ceil() as usize;
+        let is_first = !self.taker.has_taken();
+        let share = if is_first { sockets.len() } else { share.max(1) };
+        let curves = self.taker.wanted_curves(&sockets, unix_s() - CURVE_AGE_S, share);
+        let answers = self.asker.ask(&sockets, &curves).await;
+        // The daemon that divides the memory of a host has no report yet.
+        self.taker.next(answers, unix_s(), None)
+    }
+
+    /// Takes snapshots until nobody listens to `publish` any longer.
+    pub async fn run(mut self, publish: watch::Sender<Option<Arc<Snapshot>>>) {
+        let mut ticks = tokio::time::interval(self.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while !publish.is_closed() {
+            ticks.tick().await;
+            let snapshot = self.take().await;
+            publish.send_replace(Some(Arc::new(snapshot)));
+        }
+    }
+}
+
+/// Returns one snapshot of the processes at `sockets`.
+///
+/// # Errors
+/// If the system has no descriptors left.
+pub fn take_one(sockets: Vec<PathBuf>) -> io::Result<Snapshot> {
+    let sockets = Box::new(move || sockets.clone());
+    Ok(runtime()?.block_on(Watch::new(sockets, Duration::from_secs(1)).take()))
+}
+
+/// Returns a runtime for one thread, in a process that may have as many files open as it is allowed.
+///
+/// # Errors
+/// If the system has no descriptors left.
+pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
+    // A VM takes one while it is asked. Without more, some are not asked, and that is said of them.
+    let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+fn unix_s() -> f64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}

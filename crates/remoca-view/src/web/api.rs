@@ -1,0 +1,126 @@
+//! What the page reads: all VMs in short, and everything about one. Pure.
+
+use crate::columns::{self, COLUMNS, Row};
+use crate::curve;
+use crate::details::{self, Detail};
+use crate::diagnosis::Problem;
+use crate::history::Moment;
+use crate::snapshot::Snapshot;
+use crate::vm::Vm;
+use serde::Serialize;
+
+/// All VMs of a snapshot in short.
+#[derive(Serialize)]
+pub struct Overview<'a> {
+    snapshot: u64,
+    taken_s: f64,
+    host: &'a str,
+    version: &'a str,
+    answering: usize,
+    columns: Vec<Heading>,
+    rows: Vec<Row>,
+    total: Option<Row>,
+    problems: &'a [Problem],
+    host_report: &'a Option<serde_json::Value>,
+}
+
+#[derive(Serialize)]
+struct Heading {
+    key: &'static str,
+    heading: &'static str,
+    meaning: &'static str,
+    is_number: bool,
+}
+
+impl<'a> Overview<'a> {
+    /// Returns what is shown of `snapshot`.
+    #[must_use]
+    pub fn of(snapshot: &'a Snapshot) -> Self {
+        let columns = COLUMNS.iter().map(|column| {
+            let columns::Column { key, heading, meaning, is_number, .. } = *column;
+            Heading { key, heading, meaning, is_number }
+        });
+        Self {
+            snapshot: snapshot.snapshot,
+            taken_s: snapshot.taken_s,
+            host: &snapshot.host,
+            version: &snapshot.version,
+            answering: snapshot.statuses().count(),
+            columns: columns.collect(),
+            rows: columns::rows(snapshot),
+            total: columns::total(snapshot),
+            problems: &snapshot.problems,
+            host_report: &snapshot.host_report,
+        }
+    }
+}
+
+/// Everything about one VM.
+#[derive(Serialize)]
+pub struct Details<'a> {
+    snapshot: u64,
+    vm: &'a Vm,
+    /// What `remoca status -v` says of it.
+    lines: Vec<Line>,
+    problems: Vec<&'a Problem>,
+    history: &'a [Moment],
+    /// What `remoca curve -o json` says, as it was when the curve was read.
+    curve: Option<curve::Shown<'a>>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    label: &'static str,
+    text: String,
+}
+
+/// Returns everything about the VM `name` as JSON, or `None` if there is none of that name.
+#[must_use]
+pub fn details(snapshot: &Snapshot, name: &str) -> Option<String> {
+    let vm = snapshot.vm(name)?;
+    let figures = vm.curve.as_ref().map(|curve| curve::Figures::of(curve, None, curve::SERVER_US));
+    let curve = vm.curve.as_ref().zip(figures.as_ref()).map(|(curve, figures)| curve::Shown { curve, figures });
+    let lines = vm.status.iter().flat_map(|shown| details::of(&shown.status, None));
+    let details = Details {
+        snapshot: snapshot.snapshot,
+        vm,
+        lines: lines.map(|Detail { label, text }| Line { label, text }).collect(),
+        problems: snapshot.problems.iter().filter(|problem| problem.vms.iter().any(|vm| vm == name)).collect(),
+        history: &vm.history,
+        curve,
+    };
+    serde_json::to_string(&details).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::full_snapshot;
+    use serde_json::Value;
+
+    #[test]
+    fn what_the_page_reads_has_the_figures_of_the_snapshot() {
+        let snapshot = full_snapshot(3);
+        let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+        let overview = parse(&serde_json::to_string(&Overview::of(&snapshot)).expect("JSON"));
+        assert_eq!((&overview["snapshot"], &overview["rows"][2]["name"]), (&Value::from(2), &Value::from("web002")));
+        let details = parse(&details(&snapshot, "web001").expect("a VM"));
+        let whole = parse(&snapshot.json());
+        assert_eq!(details["vm"], whole["vms"][1]);
+        assert_eq!(details["curve"]["points"].as_array().map(Vec::len), Some(65));
+        assert_eq!(details["history"].as_array().map(Vec::len), Some(1));
+        assert!(super::details(&snapshot, "../web001").is_none());
+    }
+
+    #[test]
+    fn a_snapshot_is_read_back_as_it_was() {
+        let snapshot = full_snapshot(2);
+        let read = Snapshot::parse(snapshot.json().as_bytes()).expect("a snapshot");
+        assert_eq!(read.json(), snapshot.json());
+        for (read, own) in read.vms.iter().zip(&snapshot.vms) {
+            let figures = |vm: &Vm| vm.newest().cloned().expect("figures");
+            assert_eq!(figures(read), figures(own));
+        }
+        assert!(Snapshot::parse(b"{}").is_err());
+    }
+}

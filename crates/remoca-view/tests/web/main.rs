@@ -1,0 +1,7 @@
+//! The page of `remoca web`, with VM processes that are none: what strangers send, and what a browser shows.
+
+#![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
+
+mod browser;
+mod site;
+mod strangers;

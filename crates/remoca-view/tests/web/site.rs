@@ -1,0 +1,82 @@
+//! A page on a port of loopback and on a Unix socket, and a client that sends whatever it likes.
+
+use remoca_view::address::Address;
+use remoca_view::testing::Fleet;
+use remoca_view::web::{self, Options};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Long enough for any machine, however busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running page. It ends with the test program.
+pub struct Site {
+    pub fleet: Fleet,
+    pub address: SocketAddr,
+    pub folder: TempDir,
+}
+
+impl Site {
+    /// Starts a page of `count` VMs.
+    pub fn start(count: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let fleet = Fleet::start(folder.path(), count);
+        let sockets = fleet.sockets.clone();
+        let options = Options {
+            listen: vec!["127.0.0.1:0".parse().unwrap(), Address::Unix(folder.path().join("page"))],
+            hosts: Vec::new(),
+            is_open: false,
+            group: None,
+            interval: Duration::from_secs(1),
+            sockets: Box::new(move || sockets.clone()),
+        };
+        let (ready, is_ready) = channel();
+        std::thread::spawn(move || web::run(options, |addresses| ready.send(addresses[0].clone()).unwrap()));
+        let address = is_ready.recv_timeout(PATIENCE).unwrap();
+        let address = address.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
+        Self { fleet, address, folder }
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Sends bytes, and returns all that comes until the connection ends.
+    pub fn send(&self, bytes: &[u8]) -> String {
+        exchange(self.connect(), bytes)
+    }
+
+    /// Asks for a path as a browser does, with more lines in the head.
+    pub fn get(&self, path: &str, lines: &str) -> String {
+        self.send(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n").as_bytes())
+    }
+
+    pub fn connect_unix(&self) -> UnixStream {
+        UnixStream::connect(self.folder.path().join("page")).unwrap()
+    }
+}
+
+/// Sends bytes, and returns all that comes until the connection ends.
+pub fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> String {
+    // The page may answer and close before it has everything.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8(answer).unwrap()
+}
+
+/// Returns the number in the first line of an answer.
+pub fn code(answer: &str) -> u16 {
+    answer.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or_else(|| panic!("no answer: {answer:?}"))
+}
+
+/// Returns what follows the head of an answer.
+pub fn content(answer: &str) -> &str {
+    answer.split_once("\r\n\r\n").unwrap().1
+}
