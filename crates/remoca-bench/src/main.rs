@@ -14,6 +14,7 @@ mod rounds;
 mod server;
 mod sim;
 mod targets;
+mod tiers;
 mod upgrade;
 mod versus;
 mod vm;
@@ -42,6 +43,8 @@ enum Benchmark {
     Index(index::IndexBenchArgs),
     /// Hits of the insertion policy on traces of reads, compared with LRU
     Policy(policy::PolicyBenchArgs),
+    /// Hits of a local tier in front of a remote pool on traces of reads, compared with one exact LRU queue
+    Tiers(tiers::TiersBenchArgs),
     /// Error, memory and time of miss-ratio curves, compared with exact stack distances
     Curve(curve::CurveBenchArgs),
     /// Requests that `remoca sim` simulates in a CPU second, beside libCacheSim
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Benchmark::Hash => hash::run(),
         Benchmark::Index(args) => index::run(&args),
         Benchmark::Policy(args) => policy::run(&args),
+        Benchmark::Tiers(args) => tiers::run(&args),
         Benchmark::Curve(args) => curve::run(&args),
         Benchmark::Sim(args) => sim::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),

@@ -141,7 +141,7 @@ impl Machine {
 }
 
 /// Returns the content of a block: no two are equal.
-fn page(block: u64) -> Vec<u8> {
+pub fn page(block: u64) -> Vec<u8> {
     let mut page = vec![1; PAGE_SIZE];
     page[..8].copy_from_slice(&block.to_le_bytes());
     page
@@ -151,7 +151,7 @@ fn page(block: u64) -> Vec<u8> {
 const LENGTH: u64 = 40;
 
 /// Returns named traces of reads: the block of each. `c` is the size of the cache, in pages.
-fn traces(c: u64) -> Vec<(&'static str, Vec<u64>)> {
+pub fn traces(c: u64) -> Vec<(&'static str, Vec<u64>)> {
     let reads = 0..LENGTH * c;
     let zipf = |exponent, seed| {
         let (zipf, mut random) = (Zipf::new(8 * c, exponent), Random(seed));
@@ -169,7 +169,7 @@ fn traces(c: u64) -> Vec<(&'static str, Vec<u64>)> {
     });
     let recent = recent.collect();
     let (ranks, mut random) = (Zipf::new(4 * c, 0.9), Random(5));
-    let scanned = reads.clone().map(|at| if at % 2 == 0 { scattered(ranks.rank(&mut random)) } else { (1 << 32) + at });
+    let scanned = reads.clone().map(|at| if at % 2 == 0 { scattered(ranks.rank(&mut random)) } else { (1 << 27) + at });
     let scanned = scanned.collect();
     let small = |region: u64| std::iter::repeat_n(region * 2 * c..region * 2 * c + c * 9 / 10, 6).flatten();
     let moving = (0..5).flat_map(small).collect();

@@ -1,9 +1,8 @@
 //! The targets, and how a row of `targets.json` is made of a figure and its target.
 //!
-//! The rows of section 1 of the design's anchors that need several pools are not here yet: hits of one LRU over all tiers
-//! (1.3), two and three servers behind links of their own, one of them late (1.5, with [`crate::delay`]), one of several pools
-//! lost (1.6), pages on the network (1.7), a killed server (1.8), and a local tier that is given back (1.9). Each will be a
-//! line of [`WANTED`], and a file beside `targets/disk.rs`.
+//! Of the rows of section 1 of the design's anchors, 1.3 and 1.7 are here (`tiers.rs`). Not yet: two and three servers behind links
+//! of their own, one of them late (1.5, with [`crate::delay`]), one of several pools lost (1.6), a killed server (1.8), and a local
+//! tier that is given back (1.9). Each will be a line of [`WANTED`], and a file beside `targets/disk.rs`.
 
 use remoca_lab::figures::{Figure, Spread};
 use serde::{Deserialize, Serialize};
@@ -77,6 +76,9 @@ pub const WANTED: &[Wanted] = &[
     most("P19", 4.0, "MB", "memory that the agent takes of a small guest"),
     most("P20-longest", 50.0, "ms", "longest read during an upgrade"),
     most("P20-lost", 0.0, "", "connections lost in upgrades"),
+    most("A1.3-total", 0.5, "points", "hits of all tiers against one exact LRU queue, worst trace"),
+    most("A1.3-local", 1.0, "points", "hits of the local tier against its part of that queue"),
+    most("A1.7", 1.0, "", "pages sent for each that leaves the local tier unread"),
 ];
 
 /// A figure beside its target: one object of `targets.json`.
@@ -218,7 +220,8 @@ mod tests {
     #[test]
     fn every_number_has_a_row_and_no_two_rows_have_a_name() {
         let numbers: BTreeSet<&str> = WANTED.iter().map(Wanted::number).collect();
-        let all: BTreeSet<String> = (1..=20).map(|number| format!("P{number}")).collect();
+        let anchors = ["A1.3", "A1.7"].map(String::from);
+        let all: BTreeSet<String> = (1..=20).map(|number| format!("P{number}")).chain(anchors).collect();
         assert_eq!(numbers, all.iter().map(String::as_str).collect());
         assert_eq!(WANTED.iter().map(|wanted| wanted.id).collect::<BTreeSet<_>>().len(), WANTED.len());
     }

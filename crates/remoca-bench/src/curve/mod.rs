@@ -13,6 +13,7 @@ mod traces;
 use crate::index::cpu_ns;
 use anyhow::Result;
 use clap::Args;
+pub use exact::Stack;
 use exact::{Distances, exact};
 use remoca_core::curve::MissRatioCurve;
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount};

@@ -53,6 +53,7 @@ const GROUPS: &[Group] = &[
     Group { ids: &["P12"], measure: disk::link },
     Group { ids: &["P17-hits", "P17-sent"], measure: policies },
     Group { ids: &["P18-time", "P18-cpu"], measure: disk::mapped },
+    Group { ids: &["A1.3-total", "A1.3-local", "A1.7"], measure: tiers },
 ];
 
 fn servers(scale: &Scale) -> Result<Found> {
@@ -75,6 +76,10 @@ fn tags(scale: &Scale) -> Result<Found> {
 
 fn policies(_: &Scale) -> Result<Found> {
     Ok(all(policy::figures()))
+}
+
+fn tiers(_: &Scale) -> Result<Found> {
+    Ok(all(crate::tiers::figures()))
 }
 
 fn all(figures: Vec<Figure>) -> Found {
