@@ -53,7 +53,7 @@ const GROUPS: &[Group] = &[
     Group { ids: &["P12"], measure: disk::link },
     Group { ids: &["P17-hits", "P17-sent"], measure: policies },
     Group { ids: &["P18-time", "P18-cpu"], measure: disk::mapped },
-    Group { ids: &["A1.3-total", "A1.3-local", "A1.7"], measure: tiers },
+    Group { ids: &["A1.3-total", "A1.3-local", "A1.6", "A1.7"], measure: tiers },
 ];
 
 fn servers(scale: &Scale) -> Result<Found> {
