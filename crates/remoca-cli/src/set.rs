@@ -112,7 +112,8 @@ fn settled(socket: &Path, mut status: Status) -> Result<Status> {
 
 /// Returns the servers of the VM `name`, and which pools are drained.
 fn servers_text(status: &Status, name: &str) -> String {
-    let servers: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
+    let listed = status.servers.iter().filter(|server| !server.is_local_tier);
+    let servers: Vec<_> = listed.map(|server| server.endpoint.as_str()).collect();
     let mut text = format!("{}: servers {}\n", status.name, servers.join(" "));
     let is_drained = |pool: &&PoolStatus| pool.state == "draining" && !servers.contains(&pool.server.as_str());
     let drained: Vec<_> = status.pools.iter().filter(is_drained).collect();
@@ -149,7 +150,7 @@ fn local_text(status: &Status) -> Option<String> {
             "{wanted}, of which {granted} are granted: the memory server of this host has no more to give now"
         )),
         _ => {
-            let error = status.servers.iter().find(|server| server.endpoint.starts_with("local:"));
+            let error = status.servers.iter().find(|server| server.is_local_tier);
             let error =
                 error.and_then(|server| server.error.as_ref()).map_or(String::new(), |error| format!(" ({error})"));
             Some(format!("{wanted}, granted when there is a connection to the memory server of this host{error}"))
@@ -163,7 +164,7 @@ fn remote_text(status: &Status) -> String {
         return "0".into();
     }
     let (wanted, granted) = (show_size(cache.wanted_bytes), show_size(cache.granted_bytes));
-    match (&status.server, status.servers.iter().find(|server| server.in_use)) {
+    match (&status.server, status.servers.iter().find(|server| server.in_use && !server.is_local_tier)) {
         (Some(server), _) if !server.connected => {
             let error = server.error.as_ref().map_or(String::new(), |error| format!(" ({error})"));
             format!("{wanted}, granted when there is a connection to {}{error}", server.endpoint)

@@ -70,6 +70,7 @@ fn status() -> Status {
     let server = "unix:/m".to_owned();
     let known = KnownServerStatus {
         endpoint: server.clone(),
+        is_local_tier: false,
         in_use: true,
         possible_bytes: Some(8192),
         answered_s_ago: Some(3),
@@ -124,7 +125,7 @@ fn a_status_is_this_line() {
         r#"{"name":"vm","pid":7,"version":"0.1.0","upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
         r#""notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
-        r#""servers":[{"endpoint":"unix:/m","in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
+        r#""servers":[{"endpoint":"unix:/m","is_local_tier":false,"in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
         r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"is_local_tier":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"hits":5,"latency_us":1.5,"#,
         r#""pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
         r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"local_wanted_bytes":12288,"local_granted_bytes":4096,"admission":"reads","#,

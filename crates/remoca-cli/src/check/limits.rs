@@ -56,7 +56,9 @@ fn soft_limit(limits: &str, name: &str) -> Option<u64> {
 fn room(vm: &Vm) -> Option<Finding> {
     let path = vm.options.state.as_ref()?;
     let folder = path.ancestors().skip(1).find(|folder| folder.exists())?;
-    let cache = vm.running.as_ref().map_or(vm.options.cache, |status| status.cache.wanted_bytes);
+    let cache = vm.running.as_ref().map_or(vm.options.cache + vm.options.local, |status| {
+        status.cache.wanted_bytes + status.cache.local_wanted_bytes
+    });
     let (per_cached, per_resident) = STATE_BYTES;
     let needed =
         (cache / PAGE).saturating_mul(per_cached) + (vm.options.guest_memory_max / PAGE).saturating_mul(per_resident);

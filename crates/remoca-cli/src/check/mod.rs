@@ -12,6 +12,8 @@ use crate::vm::{FilesState, Vm};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_disk::link;
+use remoca_io::address::Endpoint;
+use remoca_protocol::control::{CacheStatus, KnownServerStatus};
 use remoca_view::diagnosis;
 use remoca_view::finding::{Finding, Level};
 use std::io::Write;
@@ -129,10 +131,21 @@ fn files(vm: &Vm) -> Option<Finding> {
 
 /// Asks each memory server what it could give.
 fn servers(vm: &Vm) -> Vec<Finding> {
-    let wanted = vm.running.as_ref().map_or(vm.options.cache, |status| status.cache.wanted_bytes);
-    let endpoints = match &vm.running {
-        Some(status) => status.servers.iter().filter_map(|server| server.endpoint.parse().ok()).collect(),
-        None => vm.options.servers.clone(),
+    // Each with what is wanted of it, and whether it is that of the local tier.
+    let endpoints: Vec<(Endpoint, u64, bool)> = match &vm.running {
+        Some(status) => {
+            let parsed = |server: &KnownServerStatus| {
+                let CacheStatus { wanted_bytes, local_wanted_bytes, .. } = status.cache;
+                let wanted = if server.is_local_tier { local_wanted_bytes } else { wanted_bytes };
+                Some((server.endpoint.parse().ok()?, wanted, server.is_local_tier))
+            };
+            status.servers.iter().filter_map(parsed).collect()
+        }
+        None => {
+            let listed = vm.options.servers.iter().map(|server| (server.clone(), vm.options.cache, false));
+            let local = (vm.options.local_server.clone(), vm.options.local, true);
+            listed.chain([local].into_iter().filter(|(_, wanted, _)| *wanted > 0)).collect()
+        }
     };
     if endpoints.is_empty() {
         let advice = "Name one with --server, or with `server` in the configuration";
@@ -140,15 +153,17 @@ fn servers(vm: &Vm) -> Vec<Finding> {
     }
     let mut findings: Vec<_> = endpoints
         .iter()
-        .map(|endpoint| {
-            let what = format!("server {endpoint}");
+        .map(|(endpoint, wanted, is_local)| {
+            let (wanted, what) = (*wanted, format!("server {endpoint}"));
             let in_use = |name: &str| {
                 vm.running
                     .as_ref()
                     .is_some_and(|status| status.servers.iter().any(|server| server.in_use && server.endpoint == name))
             };
             let held = if in_use(&endpoint.to_string()) {
-                vm.running.as_ref().map_or(0, |status| status.cache.granted_bytes)
+                let granted =
+                    |cache: &CacheStatus| if *is_local { cache.local_granted_bytes } else { cache.granted_bytes };
+                vm.running.as_ref().map_or(0, |status| granted(&status.cache))
             } else {
                 0
             };

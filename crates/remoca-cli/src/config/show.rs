@@ -132,13 +132,19 @@ fn value(arg: &Arg, merged: &Merged) -> Option<Value> {
 fn set(key: &str, status: &Status, merged: &Merged) -> Option<Value> {
     let configured = || merged.matches.get_raw(key).into_iter().flatten().map(|value| value.to_string_lossy());
     match key {
-        "cache" if status.server.is_some() => {
+        "cache" if status.servers.iter().any(|server| !server.is_local_tier) => {
             let bytes = status.cache.wanted_bytes;
             let is_configured = configured().any(|value| parse_size(&value) == Ok(bytes));
             (!is_configured).then(|| size::exact_size(bytes).into())
         }
+        "local" if status.server.is_some() => {
+            let bytes = status.cache.local_wanted_bytes;
+            let is_configured = configured().any(|value| parse_size(&value) == Ok(bytes));
+            (status.cache.enabled && !is_configured).then(|| size::exact_size(bytes).into())
+        }
         "server" => {
-            let now: Vec<_> = status.servers.iter().map(|server| server.endpoint.as_str()).collect();
+            let listed = status.servers.iter().filter(|server| !server.is_local_tier);
+            let now: Vec<_> = listed.map(|server| server.endpoint.as_str()).collect();
             let is_configured = configured().eq(now.iter().copied());
             (!is_configured && !now.is_empty()).then(|| Value::Array(Array::from_iter(now)))
         }

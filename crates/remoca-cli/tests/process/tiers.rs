@@ -251,6 +251,10 @@ fn a_local_tier_can_be_added_to_a_running_process() {
     let said = run(&["set", control.to_str().unwrap(), "--local", "1M"]);
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "test: cache 2M, all granted; local tier 1M, all granted");
     run_until_both_hit(&mut machine, 100);
+    // It is none of the list, whatever that becomes.
+    let said = run(&["set", control.to_str().unwrap(), "--server", &servers.remote.address]);
+    assert_eq!(String::from_utf8_lossy(&said.stdout), format!("test: servers {}\n", servers.remote.address));
+    run_until_both_hit(&mut machine, 100);
     assert_eq!(machine.counter("disconnections"), 0);
     machine.finish();
 }

@@ -41,7 +41,7 @@ pub(super) fn curve_status(vm: &Vm, name: Option<&str>, grid: Option<CurveGrid>)
             Admission::Frames => "frames".into(),
             Admission::Reads => "reads".into(),
         },
-        cache_bytes: u64::from(status.granted.0) * PAGE_SIZE_U64,
+        cache_bytes: (u64::from(status.granted.0) + u64::from(status.local_granted.0)) * PAGE_SIZE_U64,
         blocks_read: report.reads,
         followed_share: report.rate / f64::from(report.one_of),
         points: points(&sizes, &report, grid.is_none()),

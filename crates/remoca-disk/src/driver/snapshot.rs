@@ -98,6 +98,7 @@ fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {
 fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
     let status = |server: &KnownServer| KnownServerStatus {
         endpoint: server.endpoint.to_string(),
+        is_local_tier: link.is_local(server),
         in_use: link.has_session(server.number),
         possible_bytes: server.answered.map(|(_, pages)| u64::from(pages.0) * PAGE_SIZE_U64),
         answered_s_ago: server.answered.map(|(at, _)| now.saturating_duration_since(at).as_secs()),

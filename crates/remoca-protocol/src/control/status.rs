@@ -75,6 +75,9 @@ pub struct ServerStatus {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KnownServerStatus {
     pub endpoint: String,
+    /// Whether it is the server of the local tier, which is none of the operator's list.
+    #[serde(default)]
+    pub is_local_tier: bool,
     /// Whether this server has the pool.
     pub in_use: bool,
     /// Memory that this process could have on the server, including its current pool, when the server answered last.

@@ -83,7 +83,7 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
     let cache = &shown.status.cache;
     let server = asked(shown)?;
     if cache.granted_bytes >= cache.wanted_bytes {
-        return None;
+        return local_full(shown);
     }
     let offer = |known: &KnownServerStatus| {
         known.possible_bytes.map_or_else(
@@ -91,7 +91,8 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
             |bytes| format!("{} has at most {} for it", known.endpoint, show_size(bytes)),
         )
     };
-    let offers: Vec<_> = shown.status.servers.iter().map(offer).collect();
+    let listed = shown.status.servers.iter().filter(|server| !server.is_local_tier);
+    let offers: Vec<_> = listed.map(offer).collect();
     let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
     let found = format!("full: {granted} of the {wanted} wanted are granted; {}", offers.join(", "));
     let advice = format!(
@@ -100,6 +101,19 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
     );
     let endpoints = in_use(shown).unwrap_or_else(|| server.endpoint.clone());
     Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
+}
+
+fn local_full(shown: &Shown) -> Option<Found> {
+    let cache = &shown.status.cache;
+    let local = shown.status.servers.iter().find(|server| server.is_local_tier && server.in_use)?;
+    let (granted, wanted) = (show_size(cache.local_granted_bytes), show_size(cache.local_wanted_bytes));
+    let found = format!("full: {granted} of the {wanted} wanted for the local tier are granted");
+    let advice = format!(
+        "Give `remoca serve` more --memory on this host, or want less: `remoca set {} --local {granted}`",
+        shown.status.name
+    );
+    let is_short = cache.local_granted_bytes < cache.local_wanted_bytes;
+    is_short.then(|| Found::warning(format!("server {}", local.endpoint), found, advice).of_server(&local.endpoint))
 }
 
 pub fn lost_pages(vm: &Vm, shown: &Shown) -> Option<Found> {

@@ -48,6 +48,12 @@ fn each_fault_is_named_first() {
             status.cache.granted_bytes = 512 << 20;
         },
     );
+    expect_first("full-server", &["full: 128M of the 512M wanted for the local tier", "--local 128M"], |status| {
+        status.cache.local_wanted_bytes = 512 << 20;
+        status.cache.local_granted_bytes = 128 << 20;
+        let server = status.servers.first_mut().expect("a server");
+        (server.is_local_tier, server.in_use) = (true, true);
+    });
     expect_first(
         "slow-disk",
         &["slow: a read of /var/lib/libvirt/images/web1.img takes 180 ms", "until now"],
