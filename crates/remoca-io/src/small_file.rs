@@ -57,6 +57,7 @@ fn replace(path: &Path, text: &[u8], finish: impl Fn(&File) -> io::Result<()>) -
     let mut file = File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?);
     file.write_all(text)?;
     finish(&file)?;
+    drop(file);
     std::fs::rename(&new, path)
 }
 

@@ -56,7 +56,8 @@ fn an_old_version_of_the_slot() {
 
 #[test]
 fn zeroes() {
-    survive(Lie::Zeroes, 200, Some("fetch_wrong"));
+    // Zeroes are what a page is whose memory was taken back: it is not there.
+    survive(Lie::Zeroes, 200, Some("fetch_missing"));
 }
 
 #[test]
