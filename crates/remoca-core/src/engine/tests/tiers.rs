@@ -295,3 +295,31 @@ fn a_pool_that_is_found_at_a_server_of_no_local_tier_is_dropped() {
     assert_eq!(cluster.bench.engine.index().total_capacity(), PageCount(4));
     assert!(cluster.cache(4), "a page in a pool that is never reached is cached anew");
 }
+
+/// While the connection of a pool stands still, the local tier takes more pages than the log of sends has entries.
+#[test]
+fn what_the_local_tier_takes_leaves_a_pool_whose_connection_stands_still_warm() {
+    let mut cluster = Cluster::of(EngineConfig { local: PageCount(2), send_window: 1, ..config_of(8) }, &[(A, 8)]);
+    cluster.bench.engine.set_local_server(cluster.bench.now, Some(LOCAL));
+    cluster.bench.answer(LOCAL, room(1, 2));
+    cluster.bench.gives(LOCAL, 2);
+    cluster.settle();
+    assert!((0..8).all(|bno| cluster.cache(bno)));
+    let received = cluster.sends[&A];
+    assert_eq!(cluster.count_hits(0..6), 6);
+    let mut evict = |bno: u64| {
+        cluster.bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(Cluster::content(bno)));
+        let evicted = cluster.bench.engine.handle_evicted(&page(Cluster::content(bno)));
+        assert!(matches!(evicted, Evicted::Admit(Admitted { at: PoolSlot { server: LOCAL, .. }, .. })), "{evicted:?}");
+        cluster.bench.engine.handle_sent(LOCAL, 1);
+    };
+    (0..20_000).for_each(|turn| evict(20 + turn % 3));
+    cluster.lose(A);
+    cluster.bench.wait(SECOND);
+    cluster.bench.work();
+    let offer = PoolOffer { sends_received: received, ..cluster.warm(A, 8).unwrap() };
+    assert_eq!(cluster.bench.answer(A, Some(offer)), [Action::Use(A)]);
+    cluster.settle();
+    let used = cluster.bench.engine.status().pools.iter().map(|pool| pool.slots.used).collect::<Vec<_>>();
+    assert_eq!(used.iter().sum::<u32>(), 8, "only the page in transit is lost: {used:?}");
+}
