@@ -46,6 +46,9 @@ impl Endpoints {
                 "a local: address among the memory servers, beside a local tier: give one with --local-server".into()
             );
         }
+        if let Some(local) = self.local.iter().find(|endpoint| !matches!(endpoint, Endpoint::Local(_))) {
+            return Err(format!("the server of the local tier is local:PATH, and not {local}"));
+        }
         match all.iter().enumerate().find(|(at, endpoint)| all[..*at].contains(endpoint)) {
             Some((_, twice)) => Err(format!("the memory server {twice} is given twice")),
             None => Ok(()),

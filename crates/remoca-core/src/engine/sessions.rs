@@ -47,7 +47,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if let Some(number) = server.and_then(|server| self.pools.at(server)) {
             self.leave(now, number);
         }
+        // What it had as one of the list waits for it, but has no share.
+        self.pools.give_up_at(server.as_slice(), &self.index);
         self.pools.local.set_server(now, server);
+        // Nobody asks for what a former process had there.
+        if self.pools.local.wanted().0 == 0 {
+            self.leave_local(now);
+        }
         // The others are not told of yet, perhaps.
         self.pools.local.ask(now, &mut self.actions);
     }

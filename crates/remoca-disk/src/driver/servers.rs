@@ -5,8 +5,8 @@ use super::in_flight::InFlight;
 use super::poller::Source;
 use super::tiers::TierSizes;
 use crate::endpoints::Endpoints;
-use crate::link::{News, Received, ServerLink, Session, Size};
-use remoca_core::engine::{Admitted, DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, ServerNumber};
+use crate::link::{KnownServer, News, Received, ServerLink, Session, Size};
+use remoca_core::engine::{Admitted, DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, PoolStatus, ServerNumber};
 use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_io::address::Endpoint;
 use remoca_io::narrow;
@@ -222,9 +222,14 @@ impl Servers {
     /// a server has not answered, or has no pool.
     pub(super) fn tell_shortage(&mut self, engine: &DiskEngine<IndexMemory>) {
         let status = engine.status();
-        let servers = self.link.as_ref().map_or(0, |link| link.servers().len());
-        // What is drained is granted until others have it.
-        let are_asked = status.pools.len() == servers && status.pools.iter().all(|pool| pool.granted == pool.wanted);
+        let link = self.link.as_ref();
+        // The server of a local tier that is not wanted gives nothing, and what is drained goes.
+        let servers = link.map_or(0, |link| {
+            let is_counted = |server: &&KnownServer| status.local_wanted.0 > 0 || !link.is_local(server);
+            link.servers().iter().filter(is_counted).count()
+        });
+        let is_asked = |pool: &PoolStatus| !pool.is_draining && pool.granted == pool.wanted;
+        let are_asked = status.pools.len() == servers && status.pools.iter().all(is_asked);
         let (granted, wanted) = (
             TierSizes { cache: status.granted, local: status.local_granted },
             TierSizes { cache: status.wanted, local: status.local_wanted },

@@ -3,6 +3,7 @@
 use super::*;
 use crate::clock::SystemClock;
 use crate::link::{AnswerTo, Connected, Network, PoolMemory};
+use remoca_core::engine::{Leaving, layout};
 use remoca_core::units::PAGE_SIZE;
 use remoca_io::address::Endpoint;
 use remoca_protocol::{PoolGeneration, SendCount, ServerId, Token, VERSION, decode};
@@ -131,4 +132,30 @@ fn only_a_mapped_session_outlives_its_connection() {
     let why = servers.lost(LOCAL, Ok(Received::Drained)).unwrap();
     assert!(why.contains("took all memory back"), "{why}");
     assert!(!servers.outlive(&host, LOCAL, &why));
+}
+
+/// A local tier that was given back leaves its server without a pool.
+#[test]
+fn a_shortage_is_told_although_the_local_tier_has_no_pool() {
+    let config = crate::driver::tests::config(1);
+    let mut engine = DiskEngine::new(&config, IndexMemory::new(layout(&config).words()).unwrap());
+    let endpoints =
+        Endpoints { listed: vec!["unix:/u".parse().unwrap()], local: Some("local:/l".parse().unwrap()) };
+    let link = ServerLink::start(Arc::new(TwoServers::default()), &endpoints, None).unwrap();
+    let mut servers = Servers::new(Some(link), "local:/l".parse().unwrap());
+    let (listed, local) = servers.numbers().unwrap();
+    engine.set_local_server(Nanos(0), local);
+    engine.set_servers(Nanos(0), &listed, Leaving::Drained);
+    let half = PoolOffer { generation: 1, npages: PageCount(0), available: PageCount(4), sends_received: 0 };
+    engine.handle_answer(Nanos(0), listed[0], Some(half));
+    servers.tell_shortage(&engine);
+    assert!(!servers.shortage_told, "it has not answered yet");
+    engine.handle_sized(Nanos(0), listed[0], PageCount(4));
+    servers.tell_shortage(&engine);
+    assert!(servers.shortage_told);
+    // One that is wanted has not answered.
+    servers.forget_refusal();
+    engine.resize(Nanos(0), PageCount(8), PageCount(1));
+    servers.tell_shortage(&engine);
+    assert!(!servers.shortage_told);
 }

@@ -163,7 +163,7 @@ fn driver_of(pages: usize, disks: Vec<Disk>) -> Driver {
     begin(parts(pages, disks, config))
 }
 
-fn config(disks: usize) -> EngineConfig {
+pub(super) fn config(disks: usize) -> EngineConfig {
     EngineConfig {
         disks: u16::try_from(disks).unwrap(),
         key: [7; 16],

@@ -166,7 +166,13 @@ impl ServerLink {
             let known = roster.iter().find(|known| known.endpoint == address && !named.contains(&known.number));
             if let Some(known) = known {
                 named.push(known.number);
-                server.number = ServerNumber(known.number);
+                // The other process is on another host, and so is what its local pool was. The same server may be asked anew.
+                if matches!(server.endpoint, Endpoint::Local(_)) {
+                    server.number = ServerNumber(link.numbers);
+                    link.numbers = link.numbers.saturating_add(1);
+                } else {
+                    server.number = ServerNumber(known.number);
+                }
                 (server.token, server.epoch) = (Token(known.token), known.epoch.min(u64::MAX / 2));
             } else {
                 server.number = ServerNumber(link.numbers);

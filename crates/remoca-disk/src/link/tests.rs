@@ -50,6 +50,18 @@ fn a_new_list_has_the_operators_order_and_those_that_stay_keep_number_and_token(
     assert_eq!(servers(&link), listed(&[("b", 4)]));
 }
 
+/// The index that came with it describes a pool on another host by the server's number.
+#[test]
+fn a_local_server_has_another_number_than_that_of_the_process_before_a_migration() {
+    let server = |number, endpoint: &str| peer::Server { number, endpoint: endpoint.into(), token: [7; 16], epoch: 3 };
+    let roster = [server(4, "local:/l"), server(2, "unix:/nowhere/a")];
+    let here = Endpoints { listed: endpoints(&["a", "b"]), local: Some("local:/l".parse().unwrap()) };
+    let link = ServerLink::resume(Arc::new(HostNetwork), &here, &roster).unwrap();
+    assert_eq!(servers(&link), [("a".to_owned(), 2), ("b".to_owned(), 5), ("local:/l".to_owned(), 6)]);
+    let known = link.roster();
+    assert_eq!((known[2].token, known[2].epoch), ([7; 16], 3), "if both are on one host, the new pool replaces the other");
+}
+
 /// A network in which every server answers at once.
 #[derive(Clone, Default)]
 struct QuietNetwork {

@@ -71,16 +71,27 @@ fn as_set(set: FormerSettings, options: &Options, as_said: CacheSettings) -> Cac
     // Each is as it was set until its own option changes. A former program that says nothing had the same options.
     let is_as_before = |former: u64| former == hash_of_all(options);
     let changed = set.options.filter(|former| !is_as_before(*former)).map_or(0, |former| former ^ hash_of(options));
-    let mut settings = as_said;
+    let mut settings = as_said.clone();
     if changed & SERVERS_HASH == 0 && !set.endpoints.listed.is_empty() {
         settings.endpoints.listed = set.endpoints.listed;
     }
     if changed & !SERVERS_HASH == 0 {
-        settings.sizes = TierSizes { cache: set.cache, local: set.local.unwrap_or(settings.sizes.local) };
+        // A process without listed servers had no size for them.
+        let cache = if set.cache.0 > 0 { set.cache } else { settings.sizes.cache };
+        settings.sizes = TierSizes { cache, local: set.local.unwrap_or(settings.sizes.local) };
         settings.enabled = set.enabled;
         settings.endpoints.local = settings.endpoints.local.or(set.endpoints.local);
     }
-    settings
+    if settings.endpoints.listed.is_empty() {
+        settings.sizes.cache = PageCount(0);
+    }
+    match settings.endpoints.check() {
+        Ok(()) => settings,
+        Err(error) => {
+            tracing::warn!("what was set before does not go with the options now, which count: {error}");
+            as_said
+        }
+    }
 }
 
 /// Returns the hash that former programs had in place of [`hash_of`].
@@ -202,6 +213,50 @@ mod tests {
         let alone = Options { local: 1 << 20, ..options(&[], 4096) };
         let now = as_set(set(&alone, 5), &alone, said(&alone));
         assert_eq!((now.sizes.local, now.endpoints), (PageCount(5), endpoints(&alone)));
+    }
+
+    /// A process whose options and settings do not go together starts all the same: as its options say.
+    #[test]
+    fn options_count_where_what_was_set_does_not_go_with_them() {
+        let former = |options: &Options, servers: &[&str], local: Option<u32>| FormerSettings {
+            options: Some(hash_of(options)),
+            endpoints: Endpoints {
+                listed: servers.iter().map(|server| server.parse().unwrap()).collect(),
+                local: local.map(|_| "local:/l".parse().unwrap()),
+            },
+            cache: PageCount(9),
+            local: local.map(PageCount),
+            enabled: true,
+        };
+        let with = |local, options| Options { local, ..options };
+        let remote = options(&["tcp:a:1"], 4096);
+        // `set --server local:/m`, and then a local tier in the options.
+        let now = with(1 << 20, options(&["tcp:a:1"], 4096));
+        assert_eq!(as_set(former(&remote, &["local:/m"], None), &now, said(&now)), said(&now));
+        let many: Vec<String> = (0..16).map(|port| format!("tcp:c:{}", port + 1)).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert_eq!(as_set(former(&remote, &many, None), &now, said(&now)), said(&now));
+        // `set --local`, and then a local address in the list of the options.
+        let now = options(&["local:/m"], 4096);
+        assert_eq!(as_set(former(&remote, &["tcp:a:1"], Some(5)), &now, said(&now)), said(&now));
+    }
+
+    #[test]
+    fn the_cache_of_listed_servers_has_a_size_exactly_if_there_are_some() {
+        let alone = Options { local: 1 << 20, ..options(&[], 4096) };
+        let both = Options { local: 1 << 20, ..options(&["tcp:a:1"], 4096) };
+        let former = |options: &Options, cache| FormerSettings {
+            options: Some(hash_of(options)),
+            endpoints: endpoints(options),
+            cache: PageCount(cache),
+            local: Some(PageCount(5)),
+            enabled: true,
+        };
+        // Servers that are new in the options have the size that the options say.
+        let sizes = |cache| TierSizes { cache: PageCount(cache), local: PageCount(5) };
+        assert_eq!(as_set(former(&alone, 0), &both, said(&both)).sizes, sizes(1));
+        assert_eq!(as_set(former(&both, 9), &both, said(&both)).sizes, sizes(9));
+        assert_eq!(as_set(former(&both, 9), &alone, said(&alone)).sizes, sizes(0));
     }
 
     #[test]

@@ -249,3 +249,77 @@ fn the_local_tier_has_no_part_in_placement() {
     assert_eq!(cluster.bench.all_actions(), [Action::Leave(LOCAL)]);
     assert!(!cluster.bench.engine.status().connected);
 }
+
+/// A pool that was lost while its server was in the list is not expected, with a share, once that server has the local tier.
+#[test]
+fn a_lost_pool_whose_server_gets_the_local_tier_keeps_no_share_and_no_timer() {
+    let mut cluster = Cluster::new(8, &[(A, 4), (B, 4)]);
+    assert!((0..8).all(|bno| cluster.cache(bno)));
+    cluster.lose(A);
+    let now = cluster.bench.now;
+    cluster.bench.engine.set_servers(now, &[B], Leaving::Drained);
+    cluster.bench.engine.resize(now, PageCount(8), PageCount(4));
+    cluster.bench.engine.set_local_server(now, Some(A));
+    cluster.bench.engine.set_servers(now, &[B], Leaving::Drained);
+    cluster.settle();
+    cluster.bench.answer(A, None);
+    for _ in 0..4 {
+        cluster.bench.wait(10 * SECOND);
+        cluster.settle();
+        cluster.bench.answer(A, None);
+    }
+    let (now, deadline) = (cluster.bench.now, cluster.bench.engine.next_deadline());
+    assert!(deadline.is_none_or(|at| at > now), "a timer that is always due: {deadline:?} at {now:?}");
+    assert_eq!(cluster.bench.engine.pools.expected_slots(&cluster.bench.engine.index), 0);
+}
+
+/// A process that finds a pool of the local tier, and is to have none, gives its slots up.
+#[test]
+fn a_pool_that_is_found_at_a_server_of_no_local_tier_is_dropped() {
+    let mut cluster = cluster(3, 4);
+    assert!((0..5).all(|bno| cluster.cache(bno)));
+    let config = EngineConfig { local: PageCount(0), ..config_of(4) };
+    let words = cluster.bench.engine.index().words().clone();
+    let engine = DiskEngine::resume(&config, words, Origin::Own).map_err(|it| it.reason).unwrap();
+    cluster.bench.engine = engine;
+    cluster.bench.engine.describe_disk(DISK, 1 << 40, false);
+    // In the order of the driver.
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(4), PageCount(0));
+    cluster.bench.engine.set_local_server(cluster.bench.now, Some(LOCAL));
+    cluster.bench.engine.set_servers(cluster.bench.now, &[A], Leaving::Drained);
+    assert_eq!(cluster.bench.all_actions(), [Action::Ask(A)]);
+    let remote = cluster.warm(A, 4);
+    cluster.bench.answer(A, remote);
+    cluster.settle();
+    assert_eq!(cluster.bench.engine.index().pools().count(), 1, "pools that nobody asks for");
+    assert_eq!(cluster.bench.engine.index().total_capacity(), PageCount(4));
+    assert!(cluster.cache(4), "a page in a pool that is never reached is cached anew");
+}
+
+/// While the connection of a pool stands still, the local tier takes more pages than the log of sends has entries.
+#[test]
+fn what_the_local_tier_takes_leaves_a_pool_whose_connection_stands_still_warm() {
+    let mut cluster = Cluster::of(EngineConfig { local: PageCount(2), send_window: 1, ..config_of(8) }, &[(A, 8)]);
+    cluster.bench.engine.set_local_server(cluster.bench.now, Some(LOCAL));
+    cluster.bench.answer(LOCAL, room(1, 2));
+    cluster.bench.gives(LOCAL, 2);
+    cluster.settle();
+    assert!((0..8).all(|bno| cluster.cache(bno)));
+    let received = cluster.sends[&A];
+    assert_eq!(cluster.count_hits(0..6), 6);
+    let mut evict = |bno: u64| {
+        cluster.bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(Cluster::content(bno)));
+        let evicted = cluster.bench.engine.handle_evicted(&page(Cluster::content(bno)));
+        assert!(matches!(evicted, Evicted::Admit(Admitted { at: PoolSlot { server: LOCAL, .. }, .. })), "{evicted:?}");
+        cluster.bench.engine.handle_sent(LOCAL, 1);
+    };
+    (0..20_000).for_each(|turn| evict(20 + turn % 3));
+    cluster.lose(A);
+    cluster.bench.wait(SECOND);
+    cluster.bench.work();
+    let offer = PoolOffer { sends_received: received, ..cluster.warm(A, 8).unwrap() };
+    assert_eq!(cluster.bench.answer(A, Some(offer)), [Action::Use(A)]);
+    cluster.settle();
+    let used = cluster.bench.engine.status().pools.iter().map(|pool| pool.slots.used).collect::<Vec<_>>();
+    assert_eq!(used.iter().sum::<u32>(), 8, "only the page in transit is lost: {used:?}");
+}

@@ -253,8 +253,9 @@ impl Migration {
             // The other process had no memory servers, and so no settings.
             return;
         }
-        // The local tier is that of this host.
-        let sizes = TierSizes { cache, ..vm.size.tiers() };
+        // The local tier is that of this host, and without other servers it is alone.
+        let own = vm.size.tiers();
+        let sizes = if self.servers.listed.is_empty() { own } else { TierSizes { cache, ..own } };
         let on = if header.enabled { sizes } else { TierSizes::default() };
         let config = EngineConfig { cache: on.cache, local: on.local, ..self.config };
         if self.servers.are_none() || layout(&config).words() as u64 > vm.size.words_max(&self.config) {
