@@ -12,6 +12,7 @@ pub mod proxy;
 pub use client::Client;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::time::ClockId;
 use remoca_frontend::testing::{Command as Write, Options, TestGuest};
 use remoca_io::control;
 use remoca_lab::figures::{self, Figure};
@@ -71,14 +72,10 @@ impl Program {
         Ok(program)
     }
 
-    /// Returns the CPU time that the program's threads have used.
+    /// Returns the CPU time that the program's threads have used, with those that have ended.
     pub fn cpu_time(&self) -> Result<Duration> {
-        let mut total = Duration::ZERO;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
-            let stat = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            total += Duration::from_nanos(stat.split_whitespace().next().context("no CPU time")?.parse()?);
-        }
-        Ok(total)
+        let pid = nix::unistd::Pid::from_raw(self.0.id().try_into()?);
+        Ok(ClockId::pid_cpu_clock_id(pid)?.now()?.into())
     }
 
     /// Ends the program with SIGTERM, so that it can write its results, and waits for its end.
