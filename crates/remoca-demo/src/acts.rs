@@ -1,10 +1,7 @@
-//! The acts: the same reads without the cache and with it, then the death and return of the memory server.
+//! The acts: the same reads without the cache and with it, then the death and return of the memory server, then the same reads
+//! with a local tier.
 
-use std::{
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{path::Path, thread, time::Instant};
 
 use anyhow::{Context, Result, bail};
 use remoca_lab::{Guest, Service, store};
@@ -13,17 +10,16 @@ use crate::{
     conditions::Conditions,
     figures,
     observed::{Act, CacheAct, Kill, Phase},
+    phases::{Reads, note, read_phase},
     plan::Plan,
     progress::Progress,
     reading::{self, Pace, Reading, Until},
     report::Report,
     sampler::Sampler,
-    stage::{Stage, kernel_faults, page_cache_pages, start_agent, stop_agent},
+    stage::{AGENT_TICK, Stage, kernel_faults, page_cache_pages, start_agent, stop_agent},
+    tiers,
     vm::{VmConfig, VmProcess},
 };
-
-/// How long to wait for the agent's counters, which it sends once a second.
-const AGENT_TICK: Duration = Duration::from_millis(1500);
 
 /// Performs the whole demonstration, from preparation to report.
 pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
@@ -38,6 +34,7 @@ pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     let mut conditions = Conditions::of_this_machine(plan, stage.accelerator, stage.lock_memory);
     let baseline = perform_baseline(plan, &stage, &progress)?;
     let (cached, guest_kernel) = perform_cached(plan, &stage, &progress)?;
+    let tiers = tiers::perform(plan, &stage, &progress)?;
     progress.begin("checking the file system from outside", 0);
     let file_system = store::check_ext4(&stage.disk).err().map(|error| error.to_string());
     progress.end("done");
@@ -45,7 +42,7 @@ pub fn perform(plan: &Plan, out: &Path) -> Result<Report> {
     conditions.note_end();
     conditions.prepare_seconds = prepared.as_secs_f64();
     conditions.run_seconds = (progress.elapsed() - prepared).as_secs_f64();
-    Ok(figures::make(plan, conditions, &baseline, &cached, file_system))
+    Ok(figures::make(plan, conditions, &baseline, &cached, tiers.as_ref(), file_system))
 }
 
 fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<Act> {
@@ -59,6 +56,7 @@ fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<A
         logs: &stage.logs,
         image: &image,
         cache: None,
+        local: None,
     };
     let vm = config.start()?;
     let mut guest = stage.guest(plan, "baseline", &config.disk_socket(), None)?;
@@ -74,7 +72,7 @@ fn perform_baseline(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<A
 fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(CacheAct, String)> {
     let mib = plan.cache_bytes >> 20;
     progress.begin(&format!("booting the guest again, with a cache of {mib} MiB in a memory server's memory"), 0);
-    let server = stage.memory_server(plan, "tcp:127.0.0.1:0", "serve")?;
+    let server = stage.memory_server(plan.cache_bytes, "tcp:127.0.0.1:0", "serve")?;
     let address = stage.address_of(&server)?;
     let disk = stage.slow_disk(plan)?;
     let image = disk.uri();
@@ -85,6 +83,7 @@ fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(Ca
         logs: &stage.logs,
         image: &image,
         cache: Some((&address, plan.cache_bytes)),
+        local: None,
     };
     let mut vm = config.start()?;
     vm.wait_for_cache()?;
@@ -94,6 +93,7 @@ fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(Ca
     let sampler = Sampler::start(vm.control());
     let before = vm.status()?;
     let warmup = read_phase(plan, &vm, &mut guest, progress, "with the cache, warm-up", Reads::Warmup)?;
+    let warm = vm.status()?;
     let measured = read_phase(plan, &vm, &mut guest, progress, "with the cache, measured", Reads::Measured)?;
     let page_cache_pages = page_cache_pages(&mut guest)?;
     thread::sleep(AGENT_TICK);
@@ -107,49 +107,7 @@ fn perform_cached(plan: &Plan, stage: &Stage, progress: &Progress) -> Result<(Ca
     let trace = vm.stop()?;
     disk.stop()?;
     let act = Act { warmup, measured, kernel_faults, trace };
-    Ok((CacheAct { act, before, after, end, page_cache_pages, kill, samples }, kernel))
-}
-
-/// The two series of reads that both guests make.
-#[derive(Clone, Copy)]
-enum Reads {
-    Warmup,
-    Measured,
-}
-
-fn read_phase(
-    plan: &Plan,
-    vm: &VmProcess,
-    guest: &mut Guest,
-    progress: &Progress,
-    step: &str,
-    reads: Reads,
-) -> Result<Phase> {
-    let (seed, count) = match reads {
-        Reads::Warmup => (plan.seed, plan.warmup_reads),
-        Reads::Measured => (plan.seed + 1, plan.measured_reads),
-    };
-    progress.begin(&format!("{step}: {count} record reads"), count);
-    let reading = Reading { seed, until: Until::Reads(count) };
-    let each = |_: &mut Guest, pace: &Pace| {
-        progress.advance(pace.reads, &note(pace));
-        Ok(())
-    };
-    let (outcome, window) = vm.during(|| reading.run(guest, plan, each))?;
-    let latency = &outcome.measured.reads;
-    progress.end(&format!(
-        "{step}: {} reads in {:.0} s, mean {:.2} ms in the guest",
-        latency.count,
-        outcome.measured.seconds,
-        latency.mean_us / 1e3
-    ));
-    Ok(Phase { outcome, window })
-}
-
-fn note(pace: &Pace) -> String {
-    let faults = pace.io_errors + pace.wrong_signatures;
-    let faults = if faults > 0 { format!(", {faults} FAULTS") } else { String::new() };
-    format!("{} reads, {:.2} ms each in the last second{faults}", pace.reads, pace.interval_mean_us / 1e3)
+    Ok((CacheAct { act, before, warm, after, end, page_cache_pages, kill, samples }, kernel))
 }
 
 /// Progress of the last act, with the time at which each stage began.
@@ -195,7 +153,7 @@ fn kill_server(
             KillStage::Away(since) if since.elapsed() >= times.away => {
                 // Its first answer may arrive before the call returns.
                 restarted = Some(vm.now_ns());
-                server = Some(stage.memory_server(plan, address, "serve-again")?);
+                server = Some(stage.memory_server(plan.cache_bytes, address, "serve-again")?);
                 now = KillStage::Back(Instant::now());
                 progress.say("the memory server is started again, empty");
             }

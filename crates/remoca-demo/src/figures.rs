@@ -1,20 +1,18 @@
 //! Derives the figures of a report from the observations of the acts.
 
-use std::collections::BTreeMap;
-
-use remoca_protocol::control::Status;
-
 use crate::{
-    analysis::{Window, exact_lru, ratio, reads_in, timeline},
+    analysis::{Window, exact_lru, reads_in, timeline},
     conditions::Conditions,
-    observed::{Act, CacheAct, Phase},
+    observed::{Act, CacheAct, Phase, TierAct},
     plan::Plan,
     reading::Outcome,
-    report::{AppFigures, CachedRun, Evictions, KillFigures, PhaseFigures, Report, Run, Sources, Timeline},
+    report::{CachedRun, KillFigures, Report, Timeline},
+    runs::{counted, evictions, over, run_figures},
+    tier_figures::tier_run,
 };
 
 const BIN_NS: u64 = 1_000_000_000;
-/// Length of the final part of the last act, by which the refill is judged, in nanoseconds.
+/// Length of the final part of the act in which the memory server dies, by which the refill is judged, in nanoseconds.
 const LAST_NS: u64 = 5_000_000_000;
 
 pub(crate) fn make(
@@ -22,6 +20,7 @@ pub(crate) fn make(
     conditions: Conditions,
     baseline: &Act,
     cached: &CacheAct,
+    tiers: Option<&TierAct>,
     file_system: Option<String>,
 ) -> Report {
     let base = run_figures(plan, baseline);
@@ -30,8 +29,9 @@ pub(crate) fn make(
     let (t_remote_ms, t_disk_ms) = (measured.mean_cache_read_ms, base.mean_read_ms);
     let speedup = over(base.mean_read_ms, cached_run.run.mean_read_ms);
     let ideal_speedup = ideal_speedup(cached_run.lru_hit_ratio, t_remote_ms, t_disk_ms);
-    let outcomes = outcomes(baseline, cached);
-    let kernel_faults = [&baseline.kernel_faults[..], &cached.act.kernel_faults].concat();
+    let outcomes = outcomes(baseline, cached, tiers);
+    let in_tiers = tiers.map_or(&[][..], |tiers| &tiers.act.kernel_faults);
+    let kernel_faults = [&baseline.kernel_faults[..], &cached.act.kernel_faults, in_tiers].concat();
     let io_errors: u64 = outcomes.iter().map(|outcome| outcome.io_errors).sum();
     let mut report = Report {
         speedup,
@@ -45,12 +45,15 @@ pub(crate) fn make(
         guest_io_errors: io_errors + kernel_faults.len() as u64,
         server_kill: kill_figures(cached),
         timeline: timeline_of(cached),
+        tiers: tiers.map(|tiers| tier_run(plan, tiers, cached, base.mean_read_ms)),
         baseline: base,
         cached: cached_run,
         conditions,
         ..Report::default()
     };
-    report.problems = report.find_problems(&cached.end, &outcomes, &kernel_faults, file_system);
+    let ends = [Some(&cached.end), tiers.map(|tiers| &tiers.end)];
+    let ends: Vec<_> = ends.into_iter().flatten().collect();
+    report.problems = report.find_problems(&ends, &outcomes, &kernel_faults, file_system);
     report.expectations = report.judge();
     report
 }
@@ -60,48 +63,11 @@ fn ideal_speedup(h: f64, t_remote_ms: f64, t_disk_ms: f64) -> f64 {
     over(1.0, (1.0 - h) + h * over(t_remote_ms, t_disk_ms))
 }
 
-/// Returns `value` divided by `by`, or 0 if `by` is not positive, because JSON has no infinity.
-fn over(value: f64, by: f64) -> f64 {
-    if by > 0.0 { value / by } else { 0.0 }
-}
-
-fn outcomes<'a>(baseline: &'a Act, cached: &'a CacheAct) -> Vec<&'a Outcome> {
-    let CacheAct { act, kill, .. } = cached;
-    let phases = [&baseline.warmup, &baseline.measured, &act.warmup, &act.measured, &kill.phase];
-    phases.map(|phase| &phase.outcome).to_vec()
-}
-
-fn run_figures(plan: &Plan, act: &Act) -> Run {
-    let measured = phase_figures(plan, act, &act.measured);
-    Run {
-        mean_read_ms: measured.vm.mean_read_ms,
-        app_mean_read_ms: measured.app.mean_ms,
-        measured,
-        warmup: phase_figures(plan, act, &act.warmup),
-    }
-}
-
-fn phase_figures(plan: &Plan, act: &Act, phase: &Phase) -> PhaseFigures {
-    let latency = &phase.outcome.measured.reads;
-    let vm = reads_in(&act.trace, phase.window);
-    let wanted = latency.count * plan.record_bytes.div_ceil(crate::analysis::BLOCK_BYTES);
-    PhaseFigures {
-        seconds: phase.outcome.measured.seconds,
-        app: AppFigures {
-            reads: latency.count,
-            mean_ms: latency.mean_us / 1e3,
-            p50_ms: latency.p50_us / 1e3,
-            p90_ms: latency.p90_us / 1e3,
-            p99_ms: latency.p99_us / 1e3,
-            max_ms: latency.max_us / 1e3,
-        },
-        sources: Sources {
-            guest_page_cache: wanted.saturating_sub(vm.blocks),
-            remote_memory: vm.blocks_from_cache,
-            disk: vm.blocks - vm.blocks_from_cache,
-        },
-        vm,
-    }
+fn outcomes<'a>(baseline: &'a Act, cached: &'a CacheAct, tiers: Option<&'a TierAct>) -> Vec<&'a Outcome> {
+    let acts = [Some(baseline), Some(&cached.act), tiers.map(|tiers| &tiers.act)];
+    let reads = |act: &'a Act| [&act.warmup, &act.measured];
+    let phases = acts.into_iter().flatten().flat_map(reads).chain([&cached.kill.phase]);
+    phases.map(|phase: &Phase| &phase.outcome).collect()
 }
 
 fn cached_figures(plan: &Plan, cached: &CacheAct) -> CachedRun {
@@ -119,29 +85,6 @@ fn cached_figures(plan: &Plan, cached: &CacheAct) -> CachedRun {
         guest_page_cache_pages: cached.page_cache_pages,
         counters: counted(&cached.before, &cached.after),
         run,
-    }
-}
-
-fn counted(from: &Status, to: &Status) -> BTreeMap<String, u64> {
-    let before = |name: &str| from.counters.get(name).copied().unwrap_or_default();
-    to.counters.iter().map(|(name, value)| (name.clone(), value.saturating_sub(before(name)))).collect()
-}
-
-fn evictions(from: &Status, to: &Status) -> Evictions {
-    let counters = counted(from, to);
-    let count = |name: &str| counters.get(name).copied().unwrap_or_default();
-    let lost = |status: &Status| status.port.as_ref().and_then(|port| port.agent).map_or(0, |agent| agent.lost);
-    let (reported, unmatched) = (count("evictions_reported"), count("evictions_unmatched"));
-    Evictions {
-        reported,
-        admitted: count("evictions_admitted"),
-        duplicate: count("evictions_duplicate"),
-        zero: count("evictions_zero"),
-        unmatched,
-        dropped: count("evictions_dropped"),
-        passed_over: count("evictions_passed_over"),
-        lost: lost(to).saturating_sub(lost(from)),
-        known_ratio: ratio(reported.saturating_sub(unmatched), reported),
     }
 }
 
@@ -195,8 +138,12 @@ fn timeline_of(cached: &CacheAct) -> Timeline {
 mod tests {
     use std::time::Duration;
 
+    use std::collections::BTreeMap;
+
     use remoca_protocol::{
-        control::{CacheStatus, HedgingStatus, Latencies, LatencySummary, MemoryStatus, PortStatus},
+        control::{
+            CacheStatus, HedgingStatus, Latencies, LatencySummary, MemoryStatus, PoolStatus, PortStatus, Status,
+        },
         port::AgentStats,
         trace::{TraceRecord, TracedOp, TracedSource},
     };
@@ -206,6 +153,7 @@ mod tests {
         arguments::Arguments,
         observed::Kill,
         reading::{Latency, Phase as AppPhase},
+        report::{Evictions, Sources},
         sampler::Sample,
     };
     use clap::Parser;
@@ -324,7 +272,8 @@ mod tests {
         let cached = CacheAct {
             act: Act { warmup: phase(1, 2, 8000.0), measured: phase(2, 4, 2000.0), kernel_faults: Vec::new(), trace },
             before: fates(10, [10, 0, 0, 0, 0, 0], 1),
-            after: fates(110, [98, 5, 3, 1, 1, 2], 3),
+            warm: with_pools(fates(60, [60, 0, 0, 0, 0, 0], 1), &[pool(false, 0, [60, 0])]),
+            after: with_pools(fates(110, [98, 5, 3, 1, 1, 2], 3), &[pool(false, 72, [98, 72])]),
             end: fates(120, [103, 5, 3, 1, 6, 2], 3),
             page_cache_pages: 1000,
             kill,
@@ -339,7 +288,93 @@ mod tests {
 
     fn report(baseline: &Act, cached: &CacheAct, file_system: Option<String>) -> Report {
         let plan = Arguments::parse_from(["remoca-demo"]).plan().unwrap();
-        make(&plan, Conditions::default(), baseline, cached, file_system)
+        make(&plan, Conditions::default(), baseline, cached, None, file_system)
+    }
+
+    fn pool(is_local_tier: bool, hits: u64, [pages_sent, pages_received]: [u64; 2]) -> PoolStatus {
+        PoolStatus {
+            server: if is_local_tier { "local:/tier" } else { "tcp:far" }.into(),
+            state: "connected".into(),
+            is_mapped: is_local_tier,
+            is_local_tier,
+            generation: "1".into(),
+            granted_bytes: 0,
+            used_bytes: 4096,
+            hits,
+            latency_us: Some(if is_local_tier { 2.0 } else { 150.0 }),
+            pages_sent,
+            pages_requested: pages_received,
+            pages_received,
+            pages_taken_back: 0,
+        }
+    }
+
+    fn with_pools(status: Status, pools: &[PoolStatus]) -> Status {
+        Status { pools: pools.to_vec(), ..status }
+    }
+
+    /// Returns a run in two tiers: of four measured reads, one is new, two are from the local tier, and one from the other.
+    fn in_tiers(cached: &CacheAct) -> TierAct {
+        let with = |status: &Status, local, remote| with_pools(status.clone(), &[local, remote]);
+        let act = Act {
+            warmup: phase(1, 2, 8000.0),
+            measured: phase(2, 4, 1000.0),
+            kernel_faults: Vec::new(),
+            trace: cached.act.trace.clone(),
+        };
+        let mut after = with(&cached.after, pool(true, 52, [90, 52]), pool(false, 27, [30, 27]));
+        after.counters.insert("demotions".into(), 30);
+        TierAct {
+            act,
+            before: cached.before.clone(),
+            warm: with(&cached.warm, pool(true, 4, [60, 4]), pool(false, 3, [20, 3])),
+            end: after.clone(),
+            after,
+            page_cache_pages: 1000,
+        }
+    }
+
+    #[test]
+    fn tiers_are_those_of_the_measured_reads() {
+        let (baseline, cached) = acts();
+        let plan = Arguments::parse_from(["remoca-demo"]).plan().unwrap();
+        let report_of = |tiers: &TierAct| make(&plan, Conditions::default(), &baseline, &cached, Some(tiers), None);
+        let mut observed = in_tiers(&cached);
+        let report = report_of(&observed);
+        assert!(report.problems.is_empty(), "{:?}", report.problems);
+        assert!(report.expectations.iter().all(|expected| expected.met || expected.what.starts_with("Speed-up of")));
+        let tiers = report.tiers.unwrap();
+        assert_eq!((tiers.local.hits, tiers.remote.hits, tiers.remote_alone.hits), (48, 24, 72));
+        assert!(near(tiers.local.hit_ratio, 0.5) && near(tiers.remote.hit_ratio, 0.25));
+        assert!(near(tiers.hit_ratio, 0.75) && near(tiers.lru_hit_ratio, 0.75) && near(tiers.speedup, 8.0 / 2.75));
+        assert_eq!((tiers.local.median_us, tiers.demotions), (Some(2.0), 30));
+        assert_eq!((tiers.network_pages, tiers.network_pages_without), (10 + 24, 38 + 72));
+        assert_eq!((tiers.local_bytes + tiers.remote_bytes, tiers.remote_bytes), (1 << 30, 896 << 20));
+
+        // A pool that is another one since has only its own counters.
+        observed.after.pools[1].generation = "2".into();
+        assert_eq!(report_of(&observed).tiers.unwrap().remote.hits, 27);
+        // More on the network than without a local tier, and each kind of error.
+        observed.after.pools[1].pages_sent = 1000;
+        assert!(
+            report_of(&observed)
+                .expectations
+                .iter()
+                .any(|expected| !expected.met && expected.what.starts_with("Pages on"))
+        );
+        let spoil: [fn(&mut TierAct); 6] = [
+            |tiers| tiers.act.warmup.outcome.io_errors = 1,
+            |tiers| tiers.act.measured.outcome.wrong_signatures = 1,
+            |tiers| tiers.act.kernel_faults.push("I/O error".into()),
+            |tiers| *tiers.after.counters.get_mut("evictions_reported").unwrap() += 1,
+            |tiers| *tiers.end.counters.entry("fetch_wrong".into()).or_default() += 1,
+            |tiers| *tiers.end.counters.entry("disconnections".into()).or_default() += 1,
+        ];
+        for (number, spoil) in spoil.iter().enumerate() {
+            let mut observed = in_tiers(&cached);
+            spoil(&mut observed);
+            assert!(!report_of(&observed).problems.is_empty(), "{number}");
+        }
     }
 
     fn near(found: f64, wanted: f64) -> bool {

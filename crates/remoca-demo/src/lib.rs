@@ -1,5 +1,6 @@
 //! The demonstration: a guest reads more than its memory holds from a slow disk, first without the cache, then with it;
-//! then the memory server is killed under it and started again.
+//! then the memory server is killed under it and started again; then it reads once more, with a part of the cache in memory of the
+//! VM's host.
 //!
 //! [`Arguments`] become a [`plan::Plan`], which [`acts`] runs on a [`stage`] of real processes and a real guest.
 //! [`analysis`] derives figures from the VM process's trace, [`figures`] all others. [`report`] is the JSON, [`page`]
@@ -16,13 +17,17 @@ mod figures;
 pub mod lru;
 mod observed;
 mod page;
+mod phases;
 mod plan;
 mod progress;
 mod reading;
 pub mod report;
+mod runs;
 mod sampler;
 mod stage;
 mod table;
+mod tier_figures;
+mod tiers;
 mod vm;
 
 use anyhow::Result;

@@ -22,8 +22,9 @@ pub struct Act {
 /// Observations of the guest with the cache only.
 pub struct CacheAct {
     pub act: Act,
-    /// Status of the VM process before the warm-up, after the measured reads, and after the end of the agent.
+    /// Status of the VM process before the warm-up, after it, after the measured reads, and after the end of the agent.
     pub before: Status,
+    pub warm: Status,
     pub after: Status,
     pub end: Status,
     /// Size of the guest's page cache after the measured reads.
@@ -38,4 +39,16 @@ pub struct Kill {
     pub restarted_ns: u64,
     /// Number of reads when the server was killed, as last reported by the reader.
     pub app_reads_before: u64,
+}
+
+/// Observations of the guest with the cache in two tiers.
+pub struct TierAct {
+    pub act: Act,
+    /// Status of the VM process, as in [`CacheAct`].
+    pub before: Status,
+    pub warm: Status,
+    pub after: Status,
+    pub end: Status,
+    /// Size of the guest's page cache after the measured reads.
+    pub page_cache_pages: u64,
 }

@@ -15,12 +15,14 @@ pub struct Plan {
     pub measured_reads: u64,
     pub guest_memory_mib: u32,
     pub cache_bytes: u64,
+    /// Part of the cache that is a local tier in the last act; 0 leaves that act out.
+    pub local_bytes: u64,
     pub disk_delay: Duration,
     pub server_kill: ServerKill,
     pub lock_memory: bool,
 }
 
-/// Timing of the last act: how long the guest reads before the memory server is killed, without it, and with the new one.
+/// Timing of the memory server's death: how long the guest reads before the memory server is killed, without it, and with the new one.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerKill {
     pub before: Duration,

@@ -32,6 +32,9 @@ pub struct Report {
     pub t_disk_ms: f64,
     pub baseline: Run,
     pub cached: CachedRun,
+    /// Reads with a part of the cache as a local tier; `None` if that act was left out.
+    #[serde(default)]
+    pub tiers: Option<TierRun>,
     /// Evictions from the start of the agent to the end of the measured reads.
     pub evictions: Evictions,
     /// Number of sectors with wrong content, in all runs.
@@ -73,6 +76,48 @@ pub struct CachedRun {
     pub guest_page_cache_pages: u64,
     /// Counters of the VM process from the start of the warm-up to the end of the measured reads.
     pub counters: BTreeMap<String, u64>,
+}
+
+/// Reads of the guest whose cache is a local tier and a memory server behind it, of the same size together.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TierRun {
+    #[serde(flatten)]
+    pub run: Run,
+    pub local_bytes: u64,
+    pub remote_bytes: u64,
+    /// Mean read latency without a cache, divided by the latency with these tiers.
+    pub speedup: f64,
+    /// As in [`CachedRun`].
+    pub hit_ratio: f64,
+    pub block_hit_ratio: f64,
+    pub lru_hit_ratio: f64,
+    pub local: TierFigures,
+    pub remote: TierFigures,
+    /// Figures of the memory server when it has all of the cache.
+    pub remote_alone: TierFigures,
+    /// Pages that fell out of the local tier unread and went to the memory server, in the measured part.
+    pub demotions: u64,
+    /// Pages to and from the memory server in the measured part, and the same when it has all of the cache.
+    pub network_pages: u64,
+    pub network_pages_without: u64,
+    /// Evictions from the start of the agent to the end of the measured reads.
+    pub evictions: Evictions,
+    /// Number of sessions that the VM process lost.
+    pub disconnections: u64,
+}
+
+/// One tier in the measured part, by 4 KiB blocks.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TierFigures {
+    pub hits: u64,
+    /// Share of the blocks that the guest read.
+    pub hit_ratio: f64,
+    /// Median time of the tier's answers; `None` if there were too few.
+    pub median_us: Option<f64>,
+    /// Memory that holds pages at the end.
+    pub used_bytes: u64,
+    pub pages_sent: u64,
+    pub pages_received: u64,
 }
 
 /// Reads of a phase, as seen by the reader in the guest and by the VM process.
@@ -180,7 +225,7 @@ impl Report {
     /// Returns what went wrong, as sentences.
     pub(crate) fn find_problems(
         &self,
-        end: &Status,
+        ends: &[&Status],
         outcomes: &[&Outcome],
         kernel_faults: &[String],
         file_system: Option<String>,
@@ -195,7 +240,9 @@ impl Report {
         problems.extend(outcomes.iter().flat_map(|outcome| &outcome.examples).cloned());
         problems.extend(kernel_faults.iter().map(|line| format!("the guest's kernel: {line}")));
         problems.extend(file_system.map(|said| format!("the file system is damaged: {said}")));
-        if !self.evictions.adds_up() || !self.server_kill.evictions.adds_up() {
+        let in_tiers = self.tiers.as_ref().map(|tiers| &tiers.evictions);
+        let evictions = [Some(&self.evictions), Some(&self.server_kill.evictions), in_tiers];
+        if !evictions.into_iter().flatten().all(Evictions::adds_up) {
             problems.push("the fates of the evictions do not add up to those reported".into());
         }
         for (counter, what) in [
@@ -204,10 +251,13 @@ impl Report {
             ("fetch_unexpected", "unexpected replies"),
             ("foreign_writes", "signs that another program wrote to the image"),
         ] {
-            let count = end.counters.get(counter).copied().unwrap_or_default();
+            let count: u64 = ends.iter().filter_map(|end| end.counters.get(counter)).sum();
             if count > 0 {
                 problems.push(format!("remoca disk counted {count} {what}"));
             }
+        }
+        if let Some(lost) = self.tiers.as_ref().map(|tiers| tiers.disconnections).filter(|lost| *lost > 0) {
+            problems.push(format!("the cache in two tiers lost {lost} connections to its memory servers"));
         }
         problems
     }
@@ -242,6 +292,15 @@ impl Report {
                 met: refilled,
             },
         ];
+        if let Some(tiers) = &self.tiers {
+            let (found, without) = (tiers.network_pages, tiers.network_pages_without);
+            expectations.push(Expectation {
+                what: "Pages on the network with a local tier".into(),
+                wanted: format!("fewer than the {without} without one"),
+                found: found.to_string(),
+                met: found < without && tiers.local.hits > 0,
+            });
+        }
         if !self.conditions.quick {
             expectations.push(at_least("Evicted pages known by content", 0.98, self.evictions.known_ratio, 4));
             expectations.push(at_least("Speed-up of the mean read", 3.0, self.speedup, 2));

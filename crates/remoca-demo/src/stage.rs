@@ -24,6 +24,8 @@ use crate::{plan::Plan, progress::Progress, reading::FOLDER, report::REPORT_NAME
 
 const START_LIMIT: Duration = Duration::from_secs(120);
 pub const JOB_LIMIT: Duration = Duration::from_secs(120);
+/// How long to wait for the agent's counters, which it sends once a second.
+pub const AGENT_TICK: Duration = Duration::from_millis(1500);
 /// Memory that the programs need besides the cache and the guest's memory.
 const SPARE_BYTES: u64 = 400 << 20;
 const CAP_IPC_LOCK: u32 = 14;
@@ -142,10 +144,10 @@ impl Stage {
         Ok(NbdkitConfig::slow_file(&self.disk, plan.disk_delay).start(&self.logs)?)
     }
 
-    /// Starts `remoca serve` at the address, with exactly the memory of the cache.
-    pub fn memory_server(&self, plan: &Plan, address: &str, name: &str) -> Result<Service> {
+    /// Starts `remoca serve` at the address, with exactly the memory of the cache, or of one of its tiers.
+    pub fn memory_server(&self, bytes: u64, address: &str, name: &str) -> Result<Service> {
         let mut command = Command::new(&self.program);
-        command.arg("serve").args(["--listen", address, "--memory", &plan.cache_bytes.to_string()]);
+        command.arg("serve").args(["--listen", address, "--memory", &bytes.to_string()]);
         if !self.lock_memory {
             command.arg("--no-lock");
         }

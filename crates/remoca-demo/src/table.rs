@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::report::{Evictions, PhaseFigures, Report};
+use crate::report::{Evictions, PhaseFigures, Report, TierFigures, TierRun};
 
 /// Returns the whole table.
 pub fn render(report: &Report) -> String {
@@ -16,6 +16,10 @@ pub fn render(report: &Report) -> String {
     rule(&mut text);
     summary(&mut text, report);
     rule(&mut text);
+    if let Some(in_tiers) = &report.tiers {
+        tiers(&mut text, report, in_tiers);
+        rule(&mut text);
+    }
     for expected in &report.expectations {
         let verdict = if expected.met { "yes" } else { "NO " };
         let _ = writeln!(text, "  {verdict}  {}: {} (expected: {})", expected.what, expected.found, expected.wanted);
@@ -56,6 +60,34 @@ fn summary(text: &mut String, report: &Report) {
     one(text, "  lost in the guest", evictions.lost.to_string());
     one(text, "reads after the server was killed", kill.reads_after.to_string());
     one(text, "wrong bytes, I/O errors in the guest", format!("{}, {}", report.verify_errors, report.guest_io_errors));
+}
+
+/// Adds the lines of the act with a local tier, beside the one whose cache is all at the memory server.
+fn tiers(text: &mut String, report: &Report, tiers: &TierRun) {
+    let header = format!("{} MiB of it local", tiers.local_bytes >> 20);
+    row(text, "", ["all at the server", &header, ""]);
+    let (alone, run) = (&report.cached, &tiers.run);
+    let mut pair = |what: &str, alone: f64, found: f64| {
+        let times = if found > 0.0 { format!("{:.2} x", alone / found) } else { String::new() };
+        row(text, what, [&format!("{alone:.3} ms"), &format!("{found:.3} ms"), &times]);
+    };
+    pair("mean read at the VM process", alone.run.mean_read_ms, run.mean_read_ms);
+    pair("  of the reads from the cache", report.t_remote_ms, run.measured.vm.mean_cache_read_ms);
+    pair("mean record read in the guest", alone.run.app_mean_read_ms, run.app_mean_read_ms);
+    let mut plain = |what: &str, alone: String, found: String| row(text, what, [&alone, &found, ""]);
+    let share = |ratio: f64| format!("{ratio:.4}");
+    let us = |tier: &TierFigures| tier.median_us.map_or_else(|| "-".to_owned(), |us| format!("{us:.1} us"));
+    plain("hit ratio of the measured reads", share(alone.hit_ratio), share(tiers.hit_ratio));
+    plain("hit ratio of the local tier, by blocks", String::new(), share(tiers.local.hit_ratio));
+    plain("  median time of its answers", String::new(), us(&tiers.local));
+    plain(
+        "hit ratio of the memory server, by blocks",
+        share(tiers.remote_alone.hit_ratio),
+        share(tiers.remote.hit_ratio),
+    );
+    plain("  median time of its answers", us(&tiers.remote_alone), us(&tiers.remote));
+    plain("pages on the network", tiers.network_pages_without.to_string(), tiers.network_pages.to_string());
+    plain("  of them sent", tiers.remote_alone.pages_sent.to_string(), tiers.remote.pages_sent.to_string());
 }
 
 fn row(text: &mut String, name: &str, cells: [&str; 3]) {

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use remoca_io::control;
 use remoca_lab::Service;
 use remoca_protocol::{
-    control::{Command as Ask, Reply, Status},
+    control::{CacheStatus, Command as Ask, Reply, Status},
     trace::{Trace, TraceRecord, parse_trace},
 };
 
@@ -30,6 +30,8 @@ pub struct VmConfig<'a> {
     pub image: &'a str,
     /// Memory server and size of the cache; `None` for no cache, and no eviction port.
     pub cache: Option<(&'a str, u64)>,
+    /// Memory server of this host and size of the local tier; `None` for no local tier.
+    pub local: Option<(&'a str, u64)>,
 }
 
 pub struct VmProcess {
@@ -59,6 +61,9 @@ impl VmConfig<'_> {
         if let Some((server, bytes)) = self.cache {
             command.args(["--server", server, "--cache", &bytes.to_string()]);
             command.arg("--port").arg(self.port_socket());
+        }
+        if let Some((server, bytes)) = self.local {
+            command.args(["--local-server", server, "--local", &bytes.to_string()]);
         }
         let log = self.logs.join(format!("{}.log", self.name));
         let mut service = Service::start(&format!("remoca disk ({})", self.name), command, &log)?;
@@ -106,10 +111,13 @@ impl VmProcess {
         Ok((done, Window { from_ns, to_ns: self.now_ns() }))
     }
 
-    /// Waits until the memory server grants the whole size of the cache.
+    /// Waits until the memory servers grant the whole size of the cache and of its local tier.
     pub fn wait_for_cache(&mut self) -> Result<()> {
         let control = self.control.clone();
-        let ready = || ask(&control).is_ok_and(|status| status.cache.granted_bytes >= status.cache.wanted_bytes);
+        let is_whole = |cache: CacheStatus| {
+            cache.granted_bytes >= cache.wanted_bytes && cache.local_granted_bytes >= cache.local_wanted_bytes
+        };
+        let ready = || ask(&control).is_ok_and(|status| is_whole(status.cache));
         Ok(self.service.wait_until("getting its cache", LIMIT, ready)?)
     }
 

@@ -31,10 +31,10 @@ fn quick_run_ends_without_an_error_and_its_report_is_consistent() {
     for path in ["/verify_errors", "/guest_io_errors", "/server_kill/io_errors", "/server_kill/verify_errors"] {
         assert_eq!(number(&report, path), 0.0, "{path}");
     }
-    // Both guests read the same records, and the same number of them.
+    // All guests read the same records, and the same number of them.
     for phase in ["warmup", "measured"] {
         let reads = |run: &str| number(&report, &format!("/{run}/{phase}/app/reads"));
-        assert_eq!(reads("baseline"), reads("cached"));
+        assert_eq!([reads("cached"), reads("tiers")], [reads("baseline"); 2]);
     }
     assert_eq!(number(&report, "/baseline/measured/vm/reads_from_cache"), 0.0);
     assert!(number(&report, "/baseline/mean_read_ms") >= number(&report, "/conditions/disk_delay_ms"));
@@ -43,9 +43,16 @@ fn quick_run_ends_without_an_error_and_its_report_is_consistent() {
     for ratio in ratios.map(|name| number(&report, &format!("/cached/{name}"))) {
         assert!((0.0..=1.0).contains(&ratio), "{ratio}");
     }
-    for evictions in ["/evictions", "/server_kill/evictions"] {
+    // Both tiers answer, what falls out of the local one travels, and less travels than without it.
+    let of_tiers = |name: &str| number(&report, &format!("/tiers/{name}"));
+    assert_eq!(of_tiers("local_bytes") + of_tiers("remote_bytes"), number(&report, "/conditions/cache_bytes"));
+    assert!(of_tiers("local/hits") > 0.0 && of_tiers("remote/hits") > 0.0);
+    assert!(of_tiers("remote/pages_sent") > 0.0 && of_tiers("demotions") > 0.0);
+    assert!(of_tiers("network_pages") < of_tiers("network_pages_without"));
+    assert!(of_tiers("local/used_bytes") <= of_tiers("local_bytes"));
+    for evictions in ["/evictions", "/server_kill/evictions", "/tiers/evictions"] {
         let fate = |name: &str| number(&report, &format!("{evictions}/{name}"));
-        let sum: f64 = ["admitted", "duplicate", "zero", "unmatched", "dropped"].map(fate).iter().sum();
+        let sum: f64 = ["admitted", "duplicate", "zero", "unmatched", "dropped", "passed_over"].map(fate).iter().sum();
         assert!(fate("reported") > 0.0);
         assert_eq!(sum, fate("reported"), "{evictions}");
     }
@@ -63,9 +70,12 @@ fn quick_run_ends_without_an_error_and_its_report_is_consistent() {
 
 #[test]
 fn what_cannot_be_carried_out_is_refused_in_one_line() {
-    for (arguments, said) in
-        [("--cache 3", "--cache 3"), ("--reads 0", "nothing to measure"), ("--cache 10000000", "not enough memory: ")]
-    {
+    for (arguments, said) in [
+        ("--cache 3", "--cache 3"),
+        ("--reads 0", "nothing to measure"),
+        ("--cache 10000000", "not enough memory: "),
+        ("--local 1024", "local tier of 1024 MiB"),
+    ] {
         let out = tempfile::tempdir().unwrap();
         let mut demo = Command::new(env!("CARGO_BIN_EXE_remoca-demo"));
         build_remoca(Path::new(demo.get_program()));

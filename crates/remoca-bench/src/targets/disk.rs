@@ -11,17 +11,14 @@ use crate::link::{FAR, Link, PAGES_PER_S};
 use crate::rounds::{Rounds, Side};
 use crate::server::{RawFetch, free_port};
 use crate::vm::peer::{Peer, PeerOptions};
-use crate::vm::{Client, Folder, MemoryServer, Vm, VmOptions, memory_server, memory_server_at, pinned, remoca};
-use anyhow::{Context, Result, anyhow, ensure};
+use crate::vm::{Client, Folder, MemoryServer, Vm, VmOptions, memory_server, memory_server_at, pinned};
+use anyhow::{Context, Result, ensure};
 use remoca_lab::figures::{Figure, Spread};
 use std::net::{Ipv4Addr, SocketAddrV4};
-use std::process::Command;
 use std::time::Instant;
 
 /// Delay of the slow disk.
 const SLOW_MS: u32 = 7;
-/// Arguments that give a VM process a pool on its own host.
-const LOCAL: [&str; 2] = ["--local", "512M"];
 /// Size of a cache that holds the whole image.
 const CACHE: &str = "128M";
 const FAR_PORT: u16 = 7070;
@@ -29,12 +26,10 @@ const FAR_RAW_PORT: u16 = 7071;
 
 /// Measures local hits beside qemu-storage-daemon on a disk in memory.
 pub fn local(scale: &Scale) -> Result<Found> {
-    if !has_local()? {
-        return Ok(without(&["P9-d1", "P9-d32"], "remoca disk has no --local"));
-    }
     let (folder, memory, cpus) = (Folder::new()?, Folder::in_memory()?, Cpus::choose()?);
-    let arguments = LOCAL.map(str::to_owned);
-    let mut vm = start(&folder, "vm", cpus, scale, &VmOptions { arguments: &arguments, ..slow() })?;
+    let server = memory_server(&folder.0, &pinned(Some(cpus.behind)))?;
+    let tier = server.local_endpoint();
+    let mut vm = start(&folder, "vm", cpus, scale, &VmOptions { local: Some((&tier, CACHE)), ..slow() })?;
     vm.fill()?;
     let options = PeerOptions {
         image_bytes: scale.image_bytes(),
@@ -192,13 +187,9 @@ pub fn link(scale: &Scale) -> Result<Found> {
 /// Measures what a fetch from a mapped pool takes beside one over its Unix socket: the time of a hit, less that of a block that
 /// is known to be zero, for which nothing is fetched.
 pub fn mapped(scale: &Scale) -> Result<Found> {
-    if !has_local()? {
-        return Ok(without(&["P18-time", "P18-cpu"], "remoca disk has no --local"));
-    }
     let cpus = Cpus::choose()?;
-    let arguments = LOCAL.map(str::to_owned);
-    let mut ours = OneHost::start(scale, cpus, &arguments)?;
-    let mut theirs = OneHost::start(scale, cpus, &[])?;
+    let mut ours = OneHost::start(scale, cpus, true)?;
+    let mut theirs = OneHost::start(scale, cpus, false)?;
     pin_this_thread(cpus.client)?;
     let count = scale.count(40_000);
     let mut server_us = Vec::new();
@@ -221,7 +212,7 @@ pub fn mapped(scale: &Scale) -> Result<Found> {
     Ok(vec![("P18-time".into(), time), ("P18-cpu".into(), cpu.context("nothing was measured"))])
 }
 
-/// A VM process and a memory server that it reaches by a Unix socket.
+/// A VM process and a memory server on its host.
 struct OneHost {
     vm: Vm,
     server: MemoryServer,
@@ -233,10 +224,17 @@ struct OneHost {
 const ZERO_BYTES: u64 = 1 << 20;
 
 impl OneHost {
-    fn start(scale: &Scale, cpus: Cpus, arguments: &[String]) -> Result<Self> {
+    /// Starts both. The VM process has its pool as a local tier, or else reaches it by the Unix socket.
+    fn start(scale: &Scale, cpus: Cpus, is_mapped: bool) -> Result<Self> {
         let folder = Folder::new()?;
         let server = memory_server(&folder.0, &pinned(Some(cpus.behind)))?;
-        let options = VmOptions { server: Some(&server.endpoint), zero_bytes: ZERO_BYTES, arguments, ..slow() };
+        let tier = server.local_endpoint();
+        let options = VmOptions {
+            server: (!is_mapped).then_some(&server.endpoint),
+            local: is_mapped.then_some((&tier, CACHE)),
+            zero_bytes: ZERO_BYTES,
+            ..slow()
+        };
         let mut vm = start(&folder, "vm", cpus, scale, &options)?;
         vm.fill()?;
         let mut this = Self { vm, server, _folder: folder };
@@ -294,15 +292,4 @@ fn reads_us(client: &mut Client, depth: usize, count: usize) -> Result<f64> {
 fn us_each(began: Instant, count: usize) -> Result<f64> {
     ensure!(count > 0, "nothing was read");
     Ok(began.elapsed().as_secs_f64() * 1e6 / f64::from(u32::try_from(count)?))
-}
-
-/// Returns whether `remoca disk` can have a pool on its own host.
-fn has_local() -> Result<bool> {
-    let help = Command::new(remoca()?).args(["disk", "--help"]).output().context("remoca disk --help")?;
-    Ok(String::from_utf8_lossy(&help.stdout).contains(LOCAL[0]))
-}
-
-/// Returns what came of rows that cannot be measured.
-fn without(ids: &[&str], reason: &'static str) -> Found {
-    ids.iter().map(|id| ((*id).to_owned(), Err(anyhow!(reason)))).collect()
 }

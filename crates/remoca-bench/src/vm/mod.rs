@@ -12,10 +12,11 @@ pub mod proxy;
 pub use client::Client;
 
 use anyhow::{Context, Result, bail, ensure};
+use nix::time::ClockId;
 use remoca_frontend::testing::{Command as Write, Options, TestGuest};
 use remoca_io::control;
 use remoca_lab::figures::{self, Figure};
-use remoca_protocol::control::{Command as Ask, Reply, Status};
+use remoca_protocol::control::{CacheStatus, Command as Ask, Reply, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsString;
 use std::io::Read;
@@ -71,14 +72,10 @@ impl Program {
         Ok(program)
     }
 
-    /// Returns the CPU time that the program's threads have used.
+    /// Returns the CPU time that the program's threads have used, with those that have ended.
     pub fn cpu_time(&self) -> Result<Duration> {
-        let mut total = Duration::ZERO;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
-            let stat = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            total += Duration::from_nanos(stat.split_whitespace().next().context("no CPU time")?.parse()?);
-        }
-        Ok(total)
+        let pid = nix::unistd::Pid::from_raw(self.0.id().try_into()?);
+        Ok(ClockId::pid_cpu_clock_id(pid)?.now()?.into())
     }
 
     /// Ends the program with SIGTERM, so that it can write its results, and waits for its end.
@@ -116,6 +113,13 @@ pub struct MemoryServer {
     pub endpoint: String,
     /// Path of its Unix socket; empty if it has none.
     pub socket: PathBuf,
+}
+
+impl MemoryServer {
+    /// Returns the address of the server's Unix socket for a VM process that reads and writes its pool by itself.
+    pub fn local_endpoint(&self) -> String {
+        format!("local:{}", self.socket.display())
+    }
 }
 
 /// Starts a memory server at a Unix socket. `prefix` is put before the command, to pin it.
@@ -160,6 +164,8 @@ pub struct VmOptions<'a> {
     pub disk_ms: u32,
     /// Address of a memory server; `None` means that there is none.
     pub server: Option<&'a str>,
+    /// Address of the memory server that has a local tier, and its size; `None` means that there is none.
+    pub local: Option<(&'a str, &'a str)>,
     pub inflight: bool,
     pub arguments: &'a [String],
     /// Size of the cache, as on the command line; `None` means more than the image.
@@ -195,24 +201,30 @@ impl Vm {
         if let Some(server) = options.server {
             command.arg("--server").arg(server);
         }
+        if let Some((server, size)) = options.local {
+            command.args(["--local", size, "--local-server", server]);
+        }
         let process = Program::start_until(&mut command, || socket.exists() && control.exists())?;
         let blocks = bytes / BLOCK;
         let guest = Client::connect(&socket, blocks, options.inflight)?;
         let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
         let mut vm = Self { process, control, guest, blocks, port, _disk: disk };
-        if options.server.is_some() || options.arguments.iter().any(|word| word == "--local") {
-            vm.wait_for_pool()?;
-        }
+        vm.wait_for_pools(options)?;
         for _ in 0..2 {
             vm.pass(32)?;
         }
         Ok(vm)
     }
 
-    /// Waits until the process has a pool: from then on, everything is cached.
-    fn wait_for_pool(&self) -> Result<()> {
+    /// Waits until the process has a pool of each kind that it is to have: from then on, everything is cached.
+    fn wait_for_pools(&self, options: &VmOptions<'_>) -> Result<()> {
         let started = Instant::now();
-        while self.status()?.cache.granted_bytes == 0 {
+        let is_there = |is_wanted: bool, granted_bytes| !is_wanted || granted_bytes > 0;
+        let are_there = |cache: CacheStatus| {
+            is_there(options.server.is_some(), cache.granted_bytes)
+                && is_there(options.local.is_some(), cache.local_granted_bytes)
+        };
+        while !are_there(self.status()?.cache) {
             ensure!(started.elapsed() < PATIENCE, "the VM process got no memory for its cache");
             std::thread::sleep(Duration::from_millis(10));
         }

@@ -2,6 +2,7 @@
 
 mod charts;
 mod figures;
+mod tiers;
 
 use std::{fs, path::Path};
 
@@ -63,6 +64,7 @@ fn render(report: &Report) -> Markup {
                         (evictions(&report.evictions))
                     }
                     (expectations(report))
+                    @if let Some(in_tiers) = &report.tiers { (tiers::section(report, in_tiers)) }
                     (figures::figures(report))
                     (figures::facts(conditions))
                     (method(report))
@@ -340,6 +342,7 @@ mod tests {
     fn page_is_whole_and_alone() {
         let mut report = Report::default();
         report.problems.push("<script>".into());
+        report.tiers = Some(crate::report::TierRun::default());
         let page = render(&report).into_string();
         assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>"));
         assert!(page.contains("&lt;script&gt;") && !page.contains("<script"));
@@ -347,5 +350,8 @@ mod tests {
             assert!(!page.contains(word), "{word}");
         }
         assert!(!page.contains("NaN") && !page.contains("inf "));
+        assert!(page.contains("With a local tier"));
+        report.tiers = None;
+        assert!(!render(&report).into_string().contains("With a local tier"));
     }
 }
