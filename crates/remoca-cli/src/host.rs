@@ -1,4 +1,4 @@
-//! `remoca host`: divides the cache memory of this host among its VMs, or says how it would.
+//! `remoca host`: divides the memory of one cache tier of this host among its VMs, or says how it would.
 
 mod table;
 
@@ -35,7 +35,7 @@ const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"]
 /// Least time between two looks at all VMs.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
-/// Divide the cache memory of this host among its VMs, by their miss-ratio curves.
+/// Divide the cache memory of this host among its VMs, by their miss-ratio curves: that at memory servers, or that of their local tiers.
 ///
 /// Without --apply it changes nothing: it shows what each VM has and would get, and why. Every flag that is not given is looked up in the
 /// table [host] of remoca.toml; the limits of a VM are in the table [memory] of its file. A key is a flag without its dashes.
@@ -48,9 +48,13 @@ pub struct HostArgs {
     #[command(flatten)]
     folder: Folder,
 
-    /// Memory that the caches of all VMs of this host may have together
+    /// Memory that all VMs of this host may have together in the tier that is divided
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     total: Option<u64>,
+
+    /// What is divided; the other tier stays as it is
+    #[arg(long, value_enum, default_value_t = Tier::Remote)]
+    tier: Tier,
 
     /// Change the sizes, as `remoca set` does. Memory is taken first, and given once it is there
     #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true",
@@ -135,6 +139,23 @@ enum Division {
     Equal,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Tier {
+    /// Memory of this host, in front of the memory servers: what `remoca set --local` sets
+    Local,
+    /// The caches at memory servers: what `remoca set --cache` sets
+    Remote,
+}
+
+impl From<Tier> for Resource {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Local => Self::Local,
+            Tier::Remote => Self::Cache,
+        }
+    }
+}
+
 impl From<Division> for Policy {
     fn from(division: Division) -> Self {
         match division {
@@ -196,7 +217,7 @@ fn divide(args: &HostArgs) -> Result<()> {
     if is_daemon {
         let total = remoca_io::show::show_size(settings.total_bytes);
         let what = if settings.applies { "divides" } else { "watches, and would divide," };
-        tracing::info!("remoca {} {what} {total} of cache memory", env!("CARGO_PKG_VERSION"));
+        tracing::info!("remoca {} {what} {total} of {} memory", env!("CARGO_PKG_VERSION"), settings.resource.name());
         if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
             tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
         }
@@ -208,7 +229,7 @@ fn divide(args: &HostArgs) -> Result<()> {
 
 fn settings(args: &HostArgs) -> Result<Settings> {
     let Some(total_bytes) = args.total else {
-        let advice = "no total: say --total SIZE, or in the table [host] of remoca.toml, how much memory the caches of all VMs may have";
+        let advice = "no total: say --total SIZE, or in the table [host] of remoca.toml, how much memory all VMs may have together";
         return Err(anyhow!(advice).context(WrongOptions));
     };
     if !(2 << 20..=1 << 46).contains(&total_bytes) {
@@ -223,7 +244,7 @@ fn settings(args: &HostArgs) -> Result<Settings> {
         );
     }
     Ok(Settings {
-        resource: Resource::Cache,
+        resource: args.tier.into(),
         total_bytes,
         policy: args.policy.into(),
         applies: args.apply,
@@ -318,6 +339,7 @@ mod tests {
         let all = of("--total 8G --apply --interval 1s --window 5m").unwrap();
         assert_eq!((all.total_bytes, all.applies, all.window), (8 << 30, true, Duration::from_secs(300)));
         assert_eq!((all.readings_min, all.memory().unit_bytes), (2, 4 << 20));
+        assert_eq!((all.resource, of("--total 1G --tier local").unwrap().resource), (Resource::Cache, Resource::Local));
         let look = of("--total 8G --once --policy esx").unwrap();
         assert_eq!((look.readings_min, look.policy, look.applies), (1, Policy::Esx, false));
     }
@@ -329,6 +351,7 @@ mod tests {
             ("--total 4K", "from 2M to 64T"),
             ("--total 8G --apply --policy greedy", "for comparison"),
             ("--total 8G --interval 1ms", "at least 100 are needed"),
+            ("--total 8G --tier near", "possible values: local, remote"),
             ("--total 8G --interval soon", "is not a time"),
         ] {
             let error = format!("{:#}", of(words).unwrap_err());

@@ -202,6 +202,7 @@ mod tests {
                 used_bytes: 0,
                 local_wanted_bytes: 0,
                 local_granted_bytes: 0,
+                local_server: None,
                 admission: String::new(),
                 insertion: String::new(),
                 lru_hit_ratio: None,

@@ -7,6 +7,7 @@ use crate::resource::Resource;
 use remoca_io::control::call_within;
 use remoca_protocol::control::{Command, CurveGrid, Reply, Status};
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
@@ -40,8 +41,13 @@ fn ask((name, socket): Place<'_>, resource: Resource, grid: Option<CurveGrid>) -
         Ok(Reply::Status(status)) => status,
         other => return silence(other),
     };
+    let grid = grid.map(|grid| resource.grid(&status, grid));
     let curve = grid.map(|grid| match call_within(socket, Command::Curve { disk: None, grid: Some(grid) }, PATIENCE) {
-        Ok(Reply::Curve(curve)) => Curve::new(&curve, grid),
+        Ok(Reply::Curve(curve)) => resource.says_enough(&status, &curve).and_then(|()| {
+            let mut curve = Curve::new(&curve, grid)?;
+            curve.saved_us = resource.saved_us(&status).or(curve.saved_us);
+            Ok(curve)
+        }),
         Ok(Reply::Error { error }) if error.starts_with("this is no command") => {
             Err("its process is of an older version: `remoca upgrade` brings it to this one".into())
         }
@@ -53,7 +59,21 @@ fn ask((name, socket): Place<'_>, resource: Resource, grid: Option<CurveGrid>) -
 }
 
 fn read(name: &str, resource: Resource, status: &Status, curve: Option<Result<Curve, String>>) -> Answer {
-    Reading::new(name, resource, status, curve).map_or_else(Answer::Silent, |reading| Answer::Read(Box::new(reading)))
+    match Reading::new(name, resource, status, curve) {
+        Ok(mut reading) => {
+            reading.fixed = reading.fixed.or_else(|| resource.first_server(status).and_then(nobody_at));
+            Answer::Read(Box::new(reading))
+        }
+        Err(why) => Answer::Silent(why),
+    }
+}
+
+/// Returns what it means that no server has a socket at `path`; `None` if one has, or the path is one of the process alone.
+fn nobody_at(path: &str) -> Option<String> {
+    let is_there = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    (Path::new(path).is_absolute() && !is_there).then(|| {
+        format!("no memory server listens at {path} (`remoca serve --listen unix:{path}`), where its local tier would be")
+    })
 }
 
 /// Returns what it means that no status came.

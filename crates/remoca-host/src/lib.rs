@@ -1,4 +1,4 @@
-//! The host's daemon: divides the cache memory of a host among its VMs, by their miss-ratio curves.
+//! The host's daemon: divides the cache memory of a host, or its local tiers, among its VMs, by their miss-ratio curves.
 //!
 //! Called by `remoca host`. `planner` decides and does no I/O: it gets answers, and returns commands. `plan` is one division, `curve` and `reading`
 //! check what VM processes say, `resource` names what is divided. Around it: `ask` (control sockets), `record` (what outlives the

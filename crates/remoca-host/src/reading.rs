@@ -20,7 +20,7 @@ pub struct Reading {
     pub is_left_alone: bool,
     /// Blocks that its guest has read since the program started.
     pub blocks_read: u64,
-    /// Blocks that the cache has answered, and those that it has not.
+    /// Blocks that what is divided has answered, and those that it has not.
     pub answered: (u64, u64),
     /// `None` if the curve was not asked for.
     pub curve: Option<Result<Curve, String>>,
@@ -56,7 +56,6 @@ impl Reading {
         }
         let blocks_read =
             status.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.traffic.read_bytes / 4096));
-        let counter = |name: &str| status.counters.get(name).copied().unwrap_or_default();
         Ok(Self {
             process: (status.pid, status.upgrades),
             wanted,
@@ -64,7 +63,7 @@ impl Reading {
             fixed: resource.fixed(status),
             is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker == "open"),
             blocks_read,
-            answered: (counter("hit_blocks"), counter("missed_blocks").saturating_add(counter("covered_blocks"))),
+            answered: resource.answered(status),
             curve,
         })
     }

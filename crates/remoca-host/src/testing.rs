@@ -6,7 +6,7 @@ use serde_json::json;
 /// Unit of memory in tests.
 pub const UNIT: u64 = 2 << 20;
 /// Grid of the curves in tests.
-pub const GRID: CurveGrid = CurveGrid { step_bytes: UNIT, count: 201 };
+pub const GRID: CurveGrid = CurveGrid { first_bytes: 0, step_bytes: UNIT, count: 201 };
 
 /// Returns an exact curve with these miss ratios, by number of units.
 pub fn curve_status(ratio: impl Fn(u32) -> f64) -> CurveStatus {

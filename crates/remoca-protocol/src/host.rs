@@ -7,14 +7,14 @@ pub const DECISIONS_MAX: usize = 100;
 /// Maximum size of a report in bytes.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;
 
-/// Everything about the division of a host's cache memory.
+/// Everything about the division of a host's memory among its VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostReport {
     pub version: String,
     pub pid: u32,
     /// Time of the report, in seconds since 1970.
     pub at_s: u64,
-    /// What is divided: "cache".
+    /// What is divided: "cache" at memory servers, or "local tier" in memory of the host.
     pub resource: String,
     /// Whether sizes are changed. Otherwise the daemon only says what it would do.
     pub applies: bool,

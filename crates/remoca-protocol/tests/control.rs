@@ -95,6 +95,7 @@ fn status() -> Status {
             used_bytes: 0,
             local_wanted_bytes: 12288,
             local_granted_bytes: 4096,
+            local_server: Some("local:/l".into()),
             admission: "reads".into(),
             insertion: "lru".into(),
             lru_hit_ratio: Some(0.5),

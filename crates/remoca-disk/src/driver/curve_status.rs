@@ -68,14 +68,16 @@ fn number_of(disks: &[Disk], name: &str) -> Result<DiskIndex, String> {
 /// # Errors
 /// If it has too many sizes, or they are no numbers of pages.
 fn sizes_of(grid: CurveGrid) -> Result<Vec<PageCount>, String> {
-    let CurveGrid { step_bytes, count } = grid;
-    if count > CURVE_POINTS_MAX || step_bytes == 0 || !step_bytes.is_multiple_of(PAGE_SIZE_U64) {
+    let CurveGrid { first_bytes, step_bytes, count } = grid;
+    let is_whole = |bytes: u64| bytes.is_multiple_of(PAGE_SIZE_U64);
+    if count > CURVE_POINTS_MAX || step_bytes == 0 || !is_whole(step_bytes) || !is_whole(first_bytes) {
         return Err(format!(
-            "a curve at {count} sizes with {step_bytes} bytes between them: at most {CURVE_POINTS_MAX} sizes are possible, \
-             a multiple of {PAGE_SIZE_U64} bytes apart"
+            "a curve at {count} sizes from {first_bytes} bytes on with {step_bytes} bytes between them: at most \
+             {CURVE_POINTS_MAX} sizes are possible, a multiple of {PAGE_SIZE_U64} bytes apart"
         ));
     }
-    let pages = |at: u32| u64::from(at).saturating_mul(step_bytes / PAGE_SIZE_U64);
+    let first = first_bytes / PAGE_SIZE_U64;
+    let pages = |at: u32| u64::from(at).saturating_mul(step_bytes / PAGE_SIZE_U64).saturating_add(first);
     let size = |at: u32| PageCount(u32::try_from(pages(at)).unwrap_or(u32::MAX));
     Ok((0..count).map(size).collect())
 }

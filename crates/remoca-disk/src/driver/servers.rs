@@ -85,6 +85,12 @@ impl Servers {
         Some((listed.iter().map(|server| server.number).collect(), local.first().map(|server| server.number)))
     }
 
+    /// Returns the server that has the local tier, or would be asked for one. Returns `None` without any server.
+    pub(super) fn local_server(&self) -> Option<Endpoint> {
+        let Endpoints { listed, local } = self.link.as_ref()?.endpoints();
+        local.or_else(|| (!listed.is_empty()).then(|| self.local_server.clone()))
+    }
+
     /// Adds the server of the local tier, if one of this size is wanted and the server is not there yet.
     pub(super) fn add_local_server(&mut self, size: PageCount) -> Result<(), String> {
         let Some(link) = self.link.as_mut().filter(|_| size.0 > 0) else { return Ok(()) };

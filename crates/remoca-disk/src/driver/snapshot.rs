@@ -43,7 +43,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
         }),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
         pools: vm.servers.link().map(|link| pools(link, &engine)).unwrap_or_default(),
-        cache: cache_status(&engine, &stats),
+        cache: cache_status(&engine, &stats, vm.servers.local_server().map(|server| server.to_string())),
         disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
         port: vm.guests.port().get().map(|port| PortStatus {
             socket: port.socket.clone(),
@@ -135,7 +135,7 @@ fn pools(link: &ServerLink, engine: &EngineStatus) -> Vec<PoolStatus> {
     link.sessions().iter().map(status).collect()
 }
 
-fn cache_status(engine: &EngineStatus, stats: &EngineStats) -> CacheStatus {
+fn cache_status(engine: &EngineStatus, stats: &EngineStats, local_server: Option<String>) -> CacheStatus {
     let bytes = |pages: u32| u64::from(pages) * PAGE_SIZE_U64;
     CacheStatus {
         enabled: engine.enabled,
@@ -144,6 +144,7 @@ fn cache_status(engine: &EngineStatus, stats: &EngineStats) -> CacheStatus {
         used_bytes: bytes(engine.slots.used),
         local_wanted_bytes: bytes(engine.local_wanted.0),
         local_granted_bytes: bytes(engine.local_granted.0),
+        local_server,
         admission: match engine.admission {
             Admission::Evictions => "evictions".into(),
             Admission::Frames => "frames".into(),

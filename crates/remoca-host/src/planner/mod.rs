@@ -65,12 +65,12 @@ impl Settings {
         Memory { total_bytes: self.total_bytes, unit_bytes }
     }
 
-    /// Returns the sizes at which the curves are asked for.
+    /// Returns the sizes at which the curves are asked for, of VMs without another tier in front.
     #[must_use]
     pub fn grid(&self) -> CurveGrid {
         let memory = self.memory();
         let count = u32::try_from(memory.units() + 1).unwrap_or(u32::MAX);
-        CurveGrid { step_bytes: memory.unit_bytes, count }
+        CurveGrid { first_bytes: 0, step_bytes: memory.unit_bytes, count }
     }
 }
 
@@ -86,6 +86,9 @@ pub struct Moment {
 /// What a daemon leaves to its successor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
+    /// Tier that the sizes are those of.
+    #[serde(default)]
+    pub resource: Resource,
     pub intent: Option<Intent>,
     /// Newest known size of each VM, in bytes.
     pub sizes: BTreeMap<String, u64>,
@@ -152,6 +155,11 @@ impl Planner {
     /// Returns a planner that goes on from the record of a former daemon.
     #[must_use]
     pub fn new(settings: Settings, record: Record) -> Self {
+        // Sizes of another tier say nothing about this one.
+        let record = match record.resource == settings.resource {
+            true => record,
+            false => Record { decisions: record.decisions, ..Record::default() },
+        };
         Self {
             settings,
             vms: BTreeMap::new(),
@@ -226,6 +234,7 @@ impl Planner {
         let recorded =
             self.recorded.iter().filter(|(name, _)| self.vms.get(*name).is_some_and(|vm| vm.reading.is_none()));
         Record {
+            resource: self.settings.resource,
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
             decisions: self.log.decisions().to_vec(),

@@ -60,7 +60,11 @@ impl Planner {
         vm.changed_at = Some(at.now);
         match outcome {
             Outcome::Answered(answer) => self.hear(at, &step.vm, answer),
-            Outcome::Refused(why) => self.drop_move(at, &step.vm, &format!("it refused: {why}")),
+            Outcome::Refused(why) => {
+                // Others would give up memory for it again and again.
+                vm.ignored_until = Some(at.now + IGNORED_WINDOWS * self.settings.window);
+                self.drop_move(at, &step.vm, &format!("it refused: {why}"));
+            }
             Outcome::NotSent(why) => self.drop_move(at, &step.vm, &why),
             Outcome::Unknown(why) => vm.await_size(step.bytes, why),
         }

@@ -39,7 +39,7 @@ pub(super) struct KnownVm {
     unanswered: Option<(u64, Option<Duration>)>,
     /// Size by the record of a former daemon, if it has not answered this one.
     recorded: Option<u64>,
-    /// It did not give back what it was told to, and is left alone until then.
+    /// It did not do what it was told to, and is left alone until then.
     pub(super) ignored_until: Option<Duration>,
 }
 
@@ -172,7 +172,7 @@ impl KnownVm {
             return cannot(why);
         }
         if self.ignored_until.is_some_and(|until| now < until) {
-            return cannot("it did not give back what it was told to".into());
+            return cannot("it did not do what it was told to".into());
         }
         if let Some(at) = self.changed_at.filter(|at| now.saturating_sub(*at) < window) {
             return cannot(format!("it was changed {} s ago", now.saturating_sub(at).as_secs()));

@@ -5,14 +5,22 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of sizes of a [`CurveGrid`].
 pub const CURVE_POINTS_MAX: u32 = 4096;
 
-/// Evenly spaced sizes: 0, one step, two steps and so on.
+/// Evenly spaced sizes: the first one, a step more, two steps more and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CurveGrid {
+    /// A multiple of 4096. Older processes know only 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub first_bytes: u64,
     /// A multiple of 4096 above 0.
     pub step_bytes: u64,
     /// Number of sizes, at most [`CURVE_POINTS_MAX`].
     pub count: u32,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Miss-ratio curve of a VM or of one of its disks.
@@ -27,7 +35,7 @@ pub struct CurveStatus {
     /// What shows that the guest no longer holds a block: "evictions" that the agent reports, "frames" of guest memory, or nothing, so that
     /// the curve is that of a cache into which "reads" are admitted.
     pub learns_from: String,
-    /// Size of the VM's cache that the memory server granted; 0 if there is none.
+    /// Size of the VM's cache that memory servers granted, with its local tier; 0 if there is none.
     pub cache_bytes: u64,
     /// Number of blocks read that the curve is made of; old ones count less.
     pub blocks_read: f64,

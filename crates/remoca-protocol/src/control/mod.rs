@@ -192,7 +192,7 @@ mod tests {
             (Command::Status, r#"{"op":"status"}"#.to_owned()),
             (Command::Curve { disk: Some("a".into()), grid: None }, r#"{"op":"curve","disk":"a"}"#.to_owned()),
             (
-                Command::Curve { disk: None, grid: Some(CurveGrid { step_bytes: 1 << 20, count: 3 }) },
+                Command::Curve { disk: None, grid: Some(CurveGrid { first_bytes: 0, step_bytes: 1 << 20, count: 3 }) },
                 r#"{"op":"curve","disk":null,"grid":{"step_bytes":1048576,"count":3}}"#.to_owned(),
             ),
             (

@@ -137,6 +137,9 @@ pub struct CacheStatus {
     pub local_wanted_bytes: u64,
     #[serde(default)]
     pub local_granted_bytes: u64,
+    /// Endpoint of the server that has the local tier, or would be asked for one; `None` of a process without memory servers.
+    #[serde(default)]
+    pub local_server: Option<String>,
     /// Source of the pages that enter the cache now: "evictions" that the agent reports, "frames" of guest memory
     /// before reads overwrite them, or blocks that the guest "reads".
     pub admission: String,

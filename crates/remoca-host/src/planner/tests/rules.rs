@@ -180,7 +180,7 @@ fn other_policies_are_shown_for_comparison() {
 fn a_hundred_vms_and_two_thousand_units_are_planned() {
     let memory = Memory { total_bytes: 2000 * UNIT, unit_bytes: UNIT };
     let curve = |number: u32| {
-        let grid = CurveGrid { step_bytes: UNIT, count: 2001 };
+        let grid = CurveGrid { first_bytes: 0, step_bytes: UNIT, count: 2001 };
         let ratio = |at: u32| 1. / (1. + f64::from(at) / f64::from(10 + number));
         let points = (0..grid.count).map(|at| CurvePoint {
             bytes: u64::from(at) * UNIT,

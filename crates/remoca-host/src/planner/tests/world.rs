@@ -41,7 +41,7 @@ impl Shape {
     }
 
     pub fn curve(self) -> Curve {
-        let grid = CurveGrid { step_bytes: UNIT, count: 201 };
+        let grid = CurveGrid { first_bytes: 0, step_bytes: UNIT, count: 201 };
         Curve::new(&curve_status(|units| self.ratio(units)), grid).unwrap()
     }
 }
