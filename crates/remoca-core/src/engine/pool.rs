@@ -156,10 +156,9 @@ impl Pool {
         self.room -= 1;
     }
 
-    /// Frees the room in the send window of pages that have left for the network. Returns whether none is left to leave.
-    pub(super) fn note_sent(&mut self, pages: u32) -> bool {
+    /// Frees the room in the send window of pages that have left for the network.
+    pub(super) fn note_sent(&mut self, pages: u32) {
         self.room = self.room.saturating_add(pages).min(self.window);
-        self.room == self.window
     }
 
     /// Returns the number of outstanding REQUESTs.

@@ -80,10 +80,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Frees the room in the send window of pages that have left for the network on the session with `server`.
     pub fn handle_sent(&mut self, server: ServerNumber, pages: u32) {
         if let Some(number) = self.pools.at(server) {
-            let pool = self.pools.pool_mut(number);
-            if pool.note_sent(pages) && pool.is_local() {
-                self.index.note_stored(number);
-            }
+            self.pools.pool_mut(number).note_sent(pages);
         }
     }
 

@@ -146,13 +146,8 @@ impl<M: Words> CacheIndex<M> {
         self.log.sends(&self.words, pool)
     }
 
-    /// Notes that all pages that were sent to a pool are in it, also if this process is killed now: it is in memory of this host.
-    pub fn note_stored(&mut self, pool: PoolIndex) {
-        self.log.note_stored(pool);
-    }
-
     /// Returns the current end of a pool's log of sends, for [`Self::note_taken`].
-    pub fn log_end(&mut self, pool: PoolIndex) -> LogEnd {
+    pub fn log_end(&self, pool: PoolIndex) -> LogEnd {
         self.log.end(&self.words, pool)
     }
 

@@ -6,9 +6,6 @@
 //! The log is one for all pools, which number their sends apart. An admitted page is logged before its slot becomes valid. If the process dies or the connection breaks, the server's
 //! own count of received pages shows which pages it does not have, and the slots of those pages are dropped. Numbers
 //! count from `BASE`.
-//!
-//! A local pool takes pages at the speed of memory, also while another one's connection stands still. So that it does not push
-//! the sends to that one out of the log, a send to it takes the entry of the one before if that page has been stored.
 
 use super::layout::{LOG_ENTRIES, LOG_WORDS, Layout, Words, header, long, of_pool, pool_word, set_long, settle};
 use crate::units::{PoolIndex, SlotIndex};
@@ -41,22 +38,11 @@ pub(super) enum Lost {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SendLog {
     at: usize,
-    newest: Option<Newest>,
-}
-
-/// Newest entry, if it is a send of this process.
-#[derive(Clone, Copy, Debug)]
-struct Newest {
-    pool: PoolIndex,
-    /// Number of entries with it.
-    logged: u32,
-    /// Whether its page is known to be in its pool.
-    is_stored: bool,
 }
 
 impl SendLog {
     pub(super) fn new(layout: &Layout) -> Self {
-        Self { at: layout.log_at(), newest: None }
+        Self { at: layout.log_at() }
     }
 
     /// Returns the pool of this number that slots describe, or `None` if there is none.
@@ -100,34 +86,10 @@ impl SendLog {
     }
 
     /// Logs that the page of `slot` is about to be sent to its pool.
-    pub(super) fn note_send<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32) {
-        if self.may_reuse(words, pool) {
-            let at = self.entry_at(words[header::LOGGED] - 1);
-            words[at] = words[pool_word(pool, of_pool::SENDS)];
-            words[at + 1] = slot;
-            settle();
-        } else {
-            self.note_move(words, pool, slot);
-        }
+    pub(super) fn note_send<M: Words>(self, words: &mut M, pool: PoolIndex, slot: u32) {
+        self.note_move(words, pool, slot);
         words[pool_word(pool, of_pool::SENDS)] += 1;
         settle();
-        self.newest = Some(Newest { pool, logged: words[header::LOGGED], is_stored: false });
-    }
-
-    /// Returns whether a send to a pool may take the newest entry: it is one to the same pool, whose page is stored.
-    fn may_reuse<M: Words>(&self, words: &M, pool: PoolIndex) -> bool {
-        let logged = words[header::LOGGED];
-        let is_own = |newest: Newest| newest.is_stored && newest.pool == pool && newest.logged == logged;
-        self.newest.is_some_and(is_own)
-            && words[pool_word(pool, of_pool::TAKEN)] < logged
-            && words[pool_word(pool, of_pool::SENDS)] < u32::MAX
-    }
-
-    /// Notes that all pages that were sent to a pool are in it, whatever becomes of this process.
-    pub(super) fn note_stored(&mut self, pool: PoolIndex) {
-        if let Some(newest) = self.newest.as_mut().filter(|newest| newest.pool == pool) {
-            newest.is_stored = true;
-        }
     }
 
     /// Logs that a page is about to be moved to `slot` of a pool. The entry has the number of the next send.
@@ -160,9 +122,8 @@ impl SendLog {
         }
     }
 
-    /// Returns the current end of the log of a pool. No later send takes an entry before it.
-    pub(super) fn end<M: Words>(&mut self, words: &M, pool: PoolIndex) -> LogEnd {
-        self.newest = None;
+    /// Returns the current end of the log of a pool.
+    pub(super) fn end<M: Words>(self, words: &M, pool: PoolIndex) -> LogEnd {
         let sends = words[pool_word(pool, of_pool::SENDS)];
         LogEnd { base: self.base(words, pool), entries: words[header::LOGGED], sends }
     }

@@ -430,3 +430,45 @@ fn the_tiers_are_one_queue() {
         assert!(sent > 1000, "{sent} pages travelled");
     }
 }
+
+/// A page that the guest still holds makes none travel: it takes a free slot, or that of a remote page, or as the last one that
+/// of a local page.
+#[test]
+fn a_page_that_the_guest_holds_takes_a_local_page_s_place_last() {
+    let mut world = World::new();
+    (1..11).for_each(|number| world.cycle(number, number, 1, 1));
+    let both = Tiers { local: pools_of(1), remote: pools_of(2) };
+    let offer = |world: &mut World, number: u32, tiers| {
+        world.index.learn(block(number.into()), content(number));
+        match world.index.offer(content(number), Place::Head, tiers) {
+            Offer::Admitted(slot) => world.index.place_of(slot).unwrap().0.0,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The local tier is full, and then the other one is too.
+    assert!((20..32).all(|number| offer(&mut world, number, both) == 1));
+    assert_eq!(world.index.slot_counts().used, 20);
+    assert_eq!(offer(&mut world, 40, Tiers { local: pools_of(1), remote: PoolSet::default() }), 0);
+    world.index.drop_slot(world.index.cached(content(2)).unwrap());
+    assert_eq!(offer(&mut world, 41, both), 0);
+}
+
+/// A page whose block was written since, and a pinned one, stay where they are when the guest evicts them again.
+#[test]
+fn what_may_not_move_does_not_rise() {
+    let mut world = World::new();
+    (1..3).for_each(|number| world.cycle(number, number, 2, 0));
+    let both = Tiers { local: pools_of(1), remote: pools_of(2) };
+    for number in 1..3 {
+        let (slot, block) = (world.index.cached(content(number)).unwrap(), block(number.into()));
+        let hint = world.index.look_up(block).unwrap().0;
+        world.index.hit(hint, block, slot, false);
+    }
+    world.index.forget(block(1));
+    assert!(world.index.pin(world.index.cached(content(2)).unwrap()));
+    for number in 1..3 {
+        assert_eq!(world.index.offer(content(number), Place::Tail, both), Offer::Duplicate);
+        let slot = world.index.cached(content(number)).unwrap();
+        assert_eq!(world.index.place_of(slot).unwrap().0, PoolIndex(1));
+    }
+}

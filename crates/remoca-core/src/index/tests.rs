@@ -128,8 +128,7 @@ fn moves_that_the_server_has_answered_are_not_in_doubt() {
     }
     (0..slots / 2).for_each(|slot| index.drop_slot(SlotIndex(slot)));
     index.set_capacity(PageCount(slots / 2), |_| {});
-    let end = index.log_end(POOL);
-    index.note_taken(POOL, end);
+    index.note_taken(POOL, index.log_end(POOL));
     assert_eq!((index.give_up_sends(POOL, index.sends(POOL)), index.slot_counts().used), (0, slots / 2));
 }
 

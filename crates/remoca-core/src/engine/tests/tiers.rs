@@ -296,30 +296,34 @@ fn a_pool_that_is_found_at_a_server_of_no_local_tier_is_dropped() {
     assert!(cluster.cache(4), "a page in a pool that is never reached is cached anew");
 }
 
-/// While the connection of a pool stands still, the local tier takes more pages than the log of sends has entries.
 #[test]
-fn what_the_local_tier_takes_leaves_a_pool_whose_connection_stands_still_warm() {
-    let mut cluster = Cluster::of(EngineConfig { local: PageCount(2), send_window: 1, ..config_of(8) }, &[(A, 8)]);
-    cluster.bench.engine.set_local_server(cluster.bench.now, Some(LOCAL));
-    cluster.bench.answer(LOCAL, room(1, 2));
-    cluster.bench.gives(LOCAL, 2);
-    cluster.settle();
-    assert!((0..8).all(|bno| cluster.cache(bno)));
-    let received = cluster.sends[&A];
-    assert_eq!(cluster.count_hits(0..6), 6);
-    let mut evict = |bno: u64| {
-        cluster.bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(Cluster::content(bno)));
-        let evicted = cluster.bench.engine.handle_evicted(&page(Cluster::content(bno)));
-        assert!(matches!(evicted, Evicted::Admit(Admitted { at: PoolSlot { server: LOCAL, .. }, .. })), "{evicted:?}");
-        cluster.bench.engine.handle_sent(LOCAL, 1);
-    };
-    (0..20_000).for_each(|turn| evict(20 + turn % 3));
-    cluster.lose(A);
-    cluster.bench.wait(SECOND);
-    cluster.bench.work();
-    let offer = PoolOffer { sends_received: received, ..cluster.warm(A, 8).unwrap() };
-    assert_eq!(cluster.bench.answer(A, Some(offer)), [Action::Use(A)]);
-    cluster.settle();
-    let used = cluster.bench.engine.status().pools.iter().map(|pool| pool.slots.used).collect::<Vec<_>>();
-    assert_eq!(used.iter().sum::<u32>(), 8, "only the page in transit is lost: {used:?}");
+fn the_local_tier_finds_room_beside_as_many_pools_as_there_may_be() {
+    let config = EngineConfig { local: PageCount(2), pools: 2, ..config_of(8) };
+    let mut bench = super::placement::of_size(config, &[A, B]);
+    let now = bench.now;
+    bench.engine.set_local_server(now, Some(LOCAL));
+    bench.all_actions();
+    for server in [A, B] {
+        bench.answer(server, room(1, 4));
+    }
+    let first = bench.sessions()[0];
+    bench.gives(first, 4);
+    bench.work();
+    assert_eq!(bench.sessions(), [first], "one of the two is for the local tier");
+    assert!(bench.answer(LOCAL, room(1, 2)).contains(&Action::Use(LOCAL)));
+}
+
+#[test]
+fn a_local_tier_for_which_no_pool_number_is_free_is_asked_again_later() {
+    let mut bench = super::placement::of_size(EngineConfig { local: PageCount(2), ..config_of(8) }, &[A]);
+    bench.engine.set_local_server(bench.now, Some(LOCAL));
+    bench.all_actions();
+    while let Some(number) = bench.engine.index.free_pool() {
+        let pool = crate::index::Pool { server: 100 + u32::from(number.0), generation: 1 };
+        bench.engine.index.begin_pool(number, pool, 0);
+    }
+    assert!(bench.answer(LOCAL, room(1, 2)).contains(&Action::Release(LOCAL)));
+    bench.wait(SECOND);
+    assert!(bench.work().contains(&Action::Ask(LOCAL)));
+    assert!(bench.answer(LOCAL, room(1, 2)).contains(&Action::Use(LOCAL)));
 }
