@@ -283,6 +283,12 @@ impl Host {
         self.ask(Ask::Set { cache_bytes, local_bytes: None, enabled, servers: None, at_once: false })
     }
 
+    /// Sets the size of the local tier, as `remoca set --local` does.
+    pub fn set_local(&self, bytes: u64) -> Result<Status> {
+        let local_bytes = Some(bytes);
+        self.ask(Ask::Set { cache_bytes: None, local_bytes, enabled: None, servers: None, at_once: false })
+    }
+
     /// Sets the servers as `remoca set --server` does.
     pub fn set_servers(&self, servers: Vec<String>) -> Result<Status> {
         let servers = Some(servers);

@@ -206,10 +206,24 @@ pub fn mapped(scale: &Scale) -> Result<Found> {
         }
         Ok(hit_us - host.zeroes_us(count)?)
     })?;
-    let time = times.figure_with("P18-time", "mapped_fetch_us", "socket_fetch_us");
+    let time = fetch_times(&times);
     let spread = Spread::of(server_us.iter().map(|us| (us * 100.0).round() / 100.0).collect());
     let cpu = spread.map(|spread| Figure::of_rounds("P18-cpu", scale.rounds, spread, None));
     Ok(vec![("P18-time".into(), time), ("P18-cpu".into(), cpu.context("nothing was measured"))])
+}
+
+/// Returns the figure of fetches by their times, each of which is a difference.
+///
+/// # Errors
+/// If one side took no time: on a busy machine the difference is lost in the noise, and a ratio below 0 would reach any target.
+fn fetch_times(times: &Rounds) -> Result<Figure> {
+    let (ours, theirs) = times.each();
+    let is_positive = |us: Vec<f64>| Spread::of(us).is_some_and(|spread| spread.median > 0.0);
+    ensure!(
+        is_positive(ours) && is_positive(theirs),
+        "a hit took no longer than a read of a zero block: the machine is too busy to tell what a fetch takes"
+    );
+    times.figure_with("P18-time", "mapped_fetch_us", "socket_fetch_us")
 }
 
 /// A VM process and a memory server on its host.
@@ -292,4 +306,18 @@ fn reads_us(client: &mut Client, depth: usize, count: usize) -> Result<f64> {
 fn us_each(began: Instant, count: usize) -> Result<f64> {
     ensure!(count > 0, "nothing was read");
     Ok(began.elapsed().as_secs_f64() * 1e6 / f64::from(u32::try_from(count)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fetch_that_took_no_time_has_no_figure() {
+        let of = |ours, theirs| {
+            fetch_times(&Rounds::take(3, |side| Ok(if side == Side::Ours { ours } else { theirs })).unwrap())
+        };
+        assert_eq!(of(1.0, 40.0).unwrap().value, 0.025);
+        assert!(of(-1.0, 40.0).is_err() && of(1.0, -40.0).is_err() && of(0.0, 40.0).is_err());
+    }
 }

@@ -13,7 +13,7 @@ pub enum Event {
     KillDiskKept,
     /// The VM process is killed, and its successor is killed as soon as it serves.
     KillDiskTwice,
-    /// The VM process and both memory servers are killed.
+    /// The VM process and all memory servers are killed.
     KillAll,
     StopDisk,
     RestartDisk,
@@ -23,6 +23,11 @@ pub enum Event {
     ResizeCache,
     SwitchCache,
     ChangeServers,
+    /// The local tier becomes larger or smaller, or is given back.
+    ResizeLocal,
+    KillLocalServer,
+    RestartLocalServer,
+    StopLocalServer,
     KillServer,
     StopServer,
     RestartServer,
@@ -45,7 +50,7 @@ pub enum Event {
 
 impl Event {
     /// Events possible on every store.
-    pub const ALWAYS: [Event; 24] = [
+    pub const ALWAYS: [Event; 28] = [
         Event::KillDisk,
         Event::KillDiskKept,
         Event::KillDiskTwice,
@@ -57,6 +62,10 @@ impl Event {
         Event::ResizeCache,
         Event::SwitchCache,
         Event::ChangeServers,
+        Event::ResizeLocal,
+        Event::KillLocalServer,
+        Event::RestartLocalServer,
+        Event::StopLocalServer,
         Event::KillServer,
         Event::StopServer,
         Event::RestartServer,
@@ -89,6 +98,10 @@ impl Event {
             Event::ResizeCache => "resize_cache",
             Event::SwitchCache => "cache_off_on",
             Event::ChangeServers => "change_servers",
+            Event::ResizeLocal => "resize_local_tier",
+            Event::KillLocalServer => "kill_local_server",
+            Event::RestartLocalServer => "terminate_start_local_server",
+            Event::StopLocalServer => "stop_continue_local_server",
             Event::KillServer => "kill_server",
             Event::StopServer => "stop_continue_server",
             Event::RestartServer => "terminate_start_server",

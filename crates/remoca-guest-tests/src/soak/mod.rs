@@ -4,6 +4,7 @@
 //! Called by the program `soak` (`make soak`) and by the test of two minutes. After the faults come calm restarts of
 //! the VM process, without any other event: ten seconds before and after them give the hit ratio.
 
+mod donors;
 pub mod events;
 mod extra;
 mod hits;

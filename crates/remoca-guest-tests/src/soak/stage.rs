@@ -1,18 +1,17 @@
 //! The processes of a soak, and the faults inflicted on them: one VM process, two memory servers behind faulty
-//! networks, a guest with its agent, and the store's server if it has one.
+//! networks, the server of its local tier, a guest with its agent, and the store's server if it has one.
 
+use super::donors::{Donor, TIER_BYTES, Tier};
 use super::events::Event;
 use super::extra::{self, Extra};
-use super::proxy::Proxy;
 use crate::hotplug::change_disks;
 use crate::{Host, Image, LIMIT, Result, end_agent, launch_agent, remoca, stop_agent, wait_for_agent};
 use remoca_lab::store::{self, Nbdkit, NbdkitConfig, NbdkitSource};
 use remoca_lab::workload::pattern::Random;
-use remoca_lab::{Disk, DiskSource, Guest, Lab, Service};
+use remoca_lab::{Disk, DiskSource, Guest, Lab};
 use remoca_protocol::control::Status;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -39,44 +38,11 @@ impl StoreKind {
     }
 }
 
-/// A memory server, and the network in front of it.
-struct Donor {
-    program: PathBuf,
-    socket: PathBuf,
-    log: PathBuf,
-    proxy: Proxy,
-    service: Service,
-}
-
-impl Donor {
-    fn start(program: &Path, folder: &Path, name: &str, memory: &str) -> Result<Donor> {
-        let socket = folder.join(format!("{name}.sock"));
-        let log = folder.join(format!("{name}.log"));
-        let service = serve(program, &socket, &log, memory)?;
-        let proxy = Proxy::start(&folder.join(format!("{name}-net.sock")), socket.clone())?;
-        Ok(Donor { program: program.to_owned(), socket, log, proxy, service })
-    }
-
-    fn start_again(&mut self, memory: &str) -> Result<()> {
-        self.service = serve(&self.program, &self.socket, &self.log, memory)?;
-        Ok(())
-    }
-}
-
-fn serve(program: &Path, socket: &Path, log: &Path, memory: &str) -> Result<Service> {
-    let mut command = Command::new(program);
-    // Not locked: a soak runs where little memory can be locked, and locking has its own tests.
-    command.args(["serve", "--no-lock", "--memory", memory, "--listen"]);
-    command.arg(format!("unix:{}", socket.display()));
-    let mut service = Service::start("remoca serve", command, log)?;
-    service.wait_for_socket(socket, LIMIT)?;
-    Ok(service)
-}
-
 pub struct Stage {
     pub guest: Guest,
     pub host: Host,
     donors: [Donor; 2],
+    tier: Tier,
     nbdkit: Option<Nbdkit>,
     /// Number of times that the store's server ended by itself.
     pub store_crashes: u64,
@@ -98,6 +64,7 @@ impl Stage {
         store::format_ext4(&image)?;
         let donor = |name| Donor::start(&program, &folder, name, SERVER_MEMORY[2]);
         let donors = [donor("first")?, donor("second")?];
+        let tier = Tier::start(&program, &folder)?;
         let nbdkit = match kind {
             StoreKind::RawFile => None,
             StoreKind::Nbd => {
@@ -108,7 +75,7 @@ impl Stage {
         };
         let path = nbdkit.as_ref().map_or(image.clone(), |nbdkit| nbdkit.uri().into());
         host.configure(&[Image { name: "data", path, options: "" }])?;
-        start_disk(&mut host, &donors)?;
+        start_disk(&mut host, &donors, &tier)?;
         let mut config = host.guest(&lab, &format!("soak-{}", kind.name().replace(' ', "-")))?;
         config.disks.push(Disk::vhost_user("data", &host.socket("data")));
         config.qemu_args.extend(["-device", extra::SLOT_DEVICE].map(Into::into));
@@ -119,7 +86,7 @@ impl Stage {
         }
         let mut guest = config.boot(&lab)?;
         let extra = Extra::new(guest.qmp()?, &host);
-        Ok(Stage { guest, host, donors, nbdkit, store_crashes: 0, extra, image })
+        Ok(Stage { guest, host, donors, tier, nbdkit, store_crashes: 0, extra, image })
     }
 
     /// Performs one event to its end: stopped processes run again, and killed ones have been restarted.
@@ -145,8 +112,10 @@ impl Stage {
             Event::KillAll => {
                 self.kill_disk()?;
                 self.donors.iter_mut().try_for_each(|donor| donor.service.kill())?;
+                self.tier.kill()?;
                 sleep(away);
                 self.start_disk()?;
+                self.tier.start_again()?;
                 self.donors.iter_mut().try_for_each(|donor| donor.start_again(SERVER_MEMORY[2]))?;
             }
             Event::StopDisk => {
@@ -179,6 +148,10 @@ impl Stage {
                 self.host.set(None, Some(true))?;
             }
             Event::ChangeServers => self.change_servers(random)?,
+            Event::ResizeLocal | Event::KillLocalServer | Event::RestartLocalServer => {
+                self.tier.perform(event, &self.host, random, away)?;
+            }
+            Event::StopLocalServer => self.tier.perform(event, &self.host, random, stopped)?,
             Event::StopServer => {
                 self.donors[one].service.freeze()?;
                 sleep(stopped);
@@ -253,6 +226,8 @@ impl Stage {
         }
         self.host.set_servers(self.donors.iter().map(|donor| donor.proxy.address()).collect())?;
         self.host.set(Some(CACHE_BYTES), Some(true))?;
+        self.host.set_local(TIER_BYTES)?;
+        self.wait_until("the local tier is back", |status| status.cache.local_granted_bytes == TIER_BYTES)?;
         wait_for_agent(&mut self.guest)
     }
 
@@ -339,8 +314,8 @@ impl Stage {
     }
 
     fn start_disk(&mut self) -> Result<()> {
-        match start_disk(&mut self.host, &self.donors) {
-            Err(_) if self.revive_store()? => start_disk(&mut self.host, &self.donors),
+        match start_disk(&mut self.host, &self.donors, &self.tier) {
+            Err(_) if self.revive_store()? => start_disk(&mut self.host, &self.donors, &self.tier),
             result => result,
         }
     }
@@ -388,7 +363,8 @@ impl Stage {
     }
 }
 
-fn start_disk(host: &mut Host, [first, second]: &[Donor; 2]) -> Result<()> {
+fn start_disk(host: &mut Host, [first, second]: &[Donor; 2], tier: &Tier) -> Result<()> {
     host.connect_to(first.proxy.socket());
-    host.start_configured(CACHE, &["--server", &second.proxy.address()])
+    let (address, tier) = (second.proxy.address(), tier.options());
+    host.start_configured(CACHE, &[&["--server", &address], &tier.each_ref().map(String::as_str)[..]].concat())
 }
