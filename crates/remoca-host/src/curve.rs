@@ -45,7 +45,8 @@ impl Curve {
     /// # Errors
     /// Why the curve is not to be trusted.
     pub fn new(status: &CurveStatus, grid: CurveGrid) -> Result<Self, String> {
-        let expected = (0..grid.count).map(|at| u64::from(at).saturating_mul(grid.step_bytes).saturating_add(grid.first_bytes));
+        let expected =
+            (0..grid.count).map(|at| u64::from(at).saturating_mul(grid.step_bytes).saturating_add(grid.first_bytes));
         if !status.points.iter().map(|point| point.bytes).eq(expected) {
             return Err("its curve is not at the sizes that it was asked for".into());
         }
