@@ -40,7 +40,13 @@ pub struct TopArgs {
 pub fn run(args: TopArgs) -> Result<()> {
     let TopArgs { names, interval, once, from } = args;
     let sockets = sockets_of(names)?;
-    top::run(Options { from, interval: Duration::from_secs(interval.into()), is_once: once, sockets, host_socket: host_socket() })
+    top::run(Options {
+        from,
+        interval: Duration::from_secs(interval.into()),
+        is_once: once,
+        sockets,
+        host_socket: host_socket(),
+    })
 }
 
 /// Returns the socket of the daemon that divides memory, which need not run.

@@ -72,7 +72,9 @@ fn read(name: &str, resource: Resource, status: &Status, curve: Option<Result<Cu
 fn nobody_at(path: &str) -> Option<String> {
     let is_there = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
     (Path::new(path).is_absolute() && !is_there).then(|| {
-        format!("no memory server listens at {path} (`remoca serve --listen unix:{path}`), where its local tier would be")
+        format!(
+            "no memory server listens at {path} (`remoca serve --listen unix:{path}`), where its local tier would be"
+        )
     })
 }
 

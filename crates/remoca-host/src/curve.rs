@@ -47,7 +47,8 @@ impl Curve {
     /// # Errors
     /// Why the curve is not to be trusted.
     pub fn new(status: &CurveStatus, grid: CurveGrid) -> Result<Self, String> {
-        let expected = (0..grid.count).map(|at| u64::from(at).saturating_mul(grid.step_bytes).saturating_add(grid.first_bytes));
+        let expected =
+            (0..grid.count).map(|at| u64::from(at).saturating_mul(grid.step_bytes).saturating_add(grid.first_bytes));
         if !status.points.iter().map(|point| point.bytes).eq(expected) {
             return Err("its curve is not at the sizes that it was asked for".into());
         }
@@ -120,7 +121,11 @@ impl Curve {
 
     /// Returns the units by which a size of `units` may be wrong, at least one: a share of all that is in front of its end.
     fn margin(&self, units: usize) -> usize {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small share of a number of units")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a small share of a number of units"
+        )]
         let share = (units.saturating_add(self.first) as f64 * CLIFF_MARGIN).ceil() as usize;
         share.max(1)
     }

@@ -18,10 +18,13 @@ pub fn text(report: &HostReport) -> String {
     report.vms.iter().for_each(|vm| line(&mut text, vm, width));
     let sizes = [report.counted_bytes, report.total_bytes, report.unit_bytes].map(show_size);
     let [counted, total, unit] = &sizes;
-    add(&mut text, format_args!(
+    add(
+        &mut text,
+        format_args!(
             "\n{counted} of {total} are in use ({}), in units of {unit}; policy {}.\n",
             report.resource, report.policy
-        ));
+        ),
+    );
     if let (Some(mean), Some(saved)) = (report.geometric_mean, report.saved_ms_per_s) {
         let expected = (1. - mean) * 100.;
         add(

@@ -42,7 +42,8 @@ fn one_that_refuses_costs_the_others_nothing_for_long() {
     let asked = world.steps.iter().filter(|(_, step)| step.vm == "vm0").count();
     assert_eq!(asked, 1, "it is left alone for ten windows: {:?}", world.steps);
     assert_eq!(world.processes["vm1"].wanted, 150, "what was taken for it is given back");
-    let refused = world.planner.report(world.at).decisions.into_iter().find(|decision| decision.vm.as_deref() == Some("vm0"));
+    let refused =
+        world.planner.report(world.at).decisions.into_iter().find(|decision| decision.vm.as_deref() == Some("vm0"));
     assert_eq!(refused.unwrap().outcome, "not done: it refused: no");
 }
 
