@@ -217,7 +217,7 @@ fn divide(args: &HostArgs) -> Result<()> {
     if is_daemon {
         let total = remoca_io::show::show_size(settings.total_bytes);
         let what = if settings.applies { "divides" } else { "watches, and would divide," };
-        tracing::info!("remoca {} {what} {total} of {} memory", env!("CARGO_PKG_VERSION"), settings.resource.name());
+        tracing::info!("remoca {} {what} {total} of memory ({})", env!("CARGO_PKG_VERSION"), settings.resource.name());
         if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
             tracing::warn!(%error, "cannot tell the service manager that the daemon is ready");
         }

@@ -3,6 +3,7 @@
 use crate::runtime;
 use anyhow::Result;
 use clap::Args;
+use remoca_host::record::Paths;
 use remoca_view::address::Address;
 use remoca_view::top::{self, Options};
 use remoca_view::watch::Sockets;
@@ -39,7 +40,18 @@ pub struct TopArgs {
 pub fn run(args: TopArgs) -> Result<()> {
     let TopArgs { names, interval, once, from } = args;
     let sockets = sockets_of(names)?;
-    top::run(Options { from, interval: Duration::from_secs(interval.into()), is_once: once, sockets })
+    top::run(Options {
+        from,
+        interval: Duration::from_secs(interval.into()),
+        is_once: once,
+        sockets,
+        host_socket: host_socket(),
+    })
+}
+
+/// Returns the socket of the daemon that divides memory, which need not run.
+pub fn host_socket() -> Option<PathBuf> {
+    runtime::directory().ok().map(|directory| Paths::new(&directory).socket)
 }
 
 /// Returns what finds the control sockets of the VMs with these names, or all of this host each time.

@@ -1,6 +1,6 @@
 //! `remoca web`: a page and metrics of all VMs of this host.
 
-use crate::top::sockets_of;
+use crate::top::{host_socket, sockets_of};
 use anyhow::Result;
 use clap::Args;
 use remoca_view::address::Address;
@@ -54,6 +54,7 @@ pub fn run(args: WebArgs) -> Result<()> {
         group: socket_group,
         interval: Duration::from_secs(interval.into()),
         sockets: sockets_of(names)?,
+        host_socket: host_socket(),
     };
     web::run(options, |addresses| {
         // The parent may not read our output, and there may be no service manager.

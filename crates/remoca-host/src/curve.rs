@@ -27,8 +27,10 @@ const ERRORS: f64 = 2.;
 /// Miss-ratio curve of a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// Miss ratio with 0, 1, 2 ... units.
+    /// Miss ratio with 0, 1, 2 ... units behind those of a tier in front.
     ratios: Vec<f64>,
+    /// Units of the queue in front of the first one.
+    first: usize,
     /// Number of blocks that are followed; infinite if all are.
     followed: f64,
     /// Mean error as a forecast of the next window; 0 while none is known.
@@ -91,6 +93,7 @@ impl Curve {
         let server_us = status.server_read_us.unwrap_or(SERVER_US);
         Ok(Self {
             ratios: ratios.collect(),
+            first: usize::try_from(grid.first_bytes.div_ceil(grid.step_bytes.max(1))).unwrap_or(usize::MAX),
             followed: followed(status),
             forecast_error,
             reads_per_s: status.blocks_read_per_s,
@@ -107,13 +110,24 @@ impl Curve {
     /// Returns the miss ratio that `units` have at worst: a cliff may be a little further away than it seems.
     #[must_use]
     pub fn at_worst(&self, units: usize) -> f64 {
-        self.ratio(units.saturating_sub(margin(units)))
+        self.ratio(units.saturating_sub(self.margin(units)))
     }
 
     /// Returns the miss ratio that `units` have at best: a cliff may be a little nearer than it seems.
     #[must_use]
     pub fn at_best(&self, units: usize) -> f64 {
-        self.ratio(units + margin(units))
+        self.ratio(units.saturating_add(self.margin(units)))
+    }
+
+    /// Returns the units by which a size of `units` may be wrong, at least one: a share of all that is in front of its end.
+    fn margin(&self, units: usize) -> usize {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a small share of a number of units"
+        )]
+        let share = (units.saturating_add(self.first) as f64 * CLIFF_MARGIN).ceil() as usize;
+        share.max(1)
     }
 
     /// Returns the error of a difference of two miss ratios, by sampling: two standard errors.
@@ -139,13 +153,6 @@ impl Curve {
         let allowed = self.at_best(baseline).max(MISS_RATIO_FLOOR) * (1. + bound);
         (least..baseline).find(|units| self.at_worst(*units) <= allowed).unwrap_or(baseline)
     }
-}
-
-/// Returns the units by which a size of `units` may be wrong, at least one.
-fn margin(units: usize) -> usize {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small share of a number of units")]
-    let share = (units as f64 * CLIFF_MARGIN).ceil() as usize;
-    share.max(1)
 }
 
 /// Returns the number of followed blocks that the standard errors of a curve stand for.

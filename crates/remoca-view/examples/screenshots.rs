@@ -44,6 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         group: None,
         interval: Duration::from_millis(50),
         sockets: Box::new(move || sockets.clone()),
+        host_socket: None,
     };
     let (ready, is_ready) = channel();
     std::thread::spawn(move || web::run(options, |addresses| drop(ready.send(addresses[0].clone()))));

@@ -15,6 +15,7 @@ pub mod diagnosis;
 pub mod figures;
 pub mod finding;
 pub mod history;
+pub mod host;
 pub mod lately;
 pub mod metrics;
 mod shown;

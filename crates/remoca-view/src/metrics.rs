@@ -159,6 +159,19 @@ pub fn text(snapshot: &Snapshot, form: Form) -> String {
     text.single("remoca_snapshot_timestamp_seconds", "Time at which it was taken.", Some(snapshot.taken_s));
     text.single("remoca_vms", "VMs of this host.", number(snapshot.vms.len() as u64));
     text.single("remoca_vms_answering", "VMs of this host whose process answers.", number(answering as u64));
+    let local = snapshot.statuses().map(|shown| shown.status.cache.local_granted_bytes).fold(0, u64::saturating_add);
+    text.single("remoca_local_tier_granted_bytes", "Memory of this host in the local tiers of all VMs.", number(local));
+    let divided = [
+        ("remoca_host_total_bytes", "Memory that `remoca host` may give to all VMs, by tier; absent without it."),
+        ("remoca_host_given_bytes", "Memory of it that VMs have or want; absent without it."),
+    ];
+    for (at, (name, help)) in divided.into_iter().enumerate() {
+        text.family(name, help, Kind::Gauge);
+        if let Some(report) = &snapshot.host_report {
+            let bytes = [report.total_bytes, report.counted_bytes][at];
+            text.sample(name, "tier", &report.resource, bytes as f64);
+        }
+    }
     text.family("remoca_problems", "Problems that `remoca check` names, by level.", Kind::Gauge);
     for level in [Level::Failed, Level::Warning] {
         let problems = snapshot.problems.iter().filter(|problem| problem.finding.level == level).count();
@@ -269,6 +282,7 @@ mod tests {
             assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{line}");
         }
         assert!(!text.contains("EOF"));
+        assert!(text.contains("\nremoca_host_given_bytes{tier=\"local tier\"} 3221225472\n"), "{text}");
     }
 
     #[test]
@@ -284,9 +298,12 @@ mod tests {
     fn a_vm_that_does_not_answer_is_down_and_names_are_escaped() {
         let mut odd = status(json!({}), [0; 2], [0; 2]);
         odd.name = "a\"b\\c\nd".into();
+        odd.cache.local_granted_bytes = 1 << 30;
         let text = text(&snapshot(vec![Ok(odd), Err("gone")]), Form::Prometheus);
         assert!(text.contains("remoca_vm_up{vm=\"gone\"} 0\n") && text.contains("remoca_vms_answering 1\n"), "{text}");
         assert!(text.contains("remoca_vm_up{vm=\"a\\\"b\\\\c\\nd\"} 1\n"));
         assert!(!text.contains("remoca_vm_reads_total{vm=\"gone\"}"));
+        assert!(text.contains("\nremoca_local_tier_granted_bytes 1073741824\n"), "{text}");
+        assert!(!text.contains("\nremoca_host_given_bytes"), "there is no daemon");
     }
 }

@@ -8,13 +8,11 @@ use crate::lately::{Lately, Past};
 use crate::shown::Shown;
 use crate::vm::{Silence, Vm};
 use remoca_protocol::control::{CurveStatus, Status};
+use remoca_protocol::host::HostReport;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// Report of the process that divides the memory of the host among its VMs, as it sends it.
-pub type HostReport = serde_json::Value;
 
 /// One look at all VMs of a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +29,7 @@ pub struct Snapshot {
     pub problems: Vec<Problem>,
     /// All VMs, by name.
     pub vms: Vec<Vm>,
+    /// Report of the daemon that divides memory of the host among its VMs, if it runs.
     #[serde(default)]
     pub host_report: Option<HostReport>,
 }

@@ -1,6 +1,7 @@
 //! Takes snapshots at an interval, and publishes the newest. Whoever shows one causes no work of VM processes.
 
 use crate::ask::Asker;
+use crate::host::HostAsker;
 use crate::snapshot::{Snapshot, Taker};
 use rustix::process::{Resource, Rlimit};
 use std::io;
@@ -21,6 +22,7 @@ pub struct Watch {
     sockets: Sockets,
     interval: Duration,
     asker: Asker,
+    host: HostAsker,
     taker: Taker,
 }
 
@@ -29,7 +31,13 @@ impl Watch {
     #[must_use]
     pub fn new(sockets: Sockets, interval: Duration) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { sockets, interval, asker: Asker::default(), taker: Taker::new(host) }
+        Self { sockets, interval, asker: Asker::default(), host: HostAsker::default(), taker: Taker::new(host) }
+    }
+
+    /// Returns the same with the reports of the daemon that has this socket, if it runs.
+    #[must_use]
+    pub fn with_host(self, socket: Option<PathBuf>) -> Self {
+        Self { host: HostAsker::new(socket), ..self }
     }
 
     /// Takes one snapshot. Returns it after [`crate::ask::PATIENCE`] at most.
@@ -43,9 +51,8 @@ impl Watch {
         let is_first = !self.taker.has_taken();
         let share = if is_first { sockets.len() } else { share.max(1) };
         let curves = self.taker.wanted_curves(&sockets, unix_s() - CURVE_AGE_S, share);
-        let answers = self.asker.ask(&sockets, &curves).await;
-        // The daemon that divides the memory of a host has no report yet.
-        self.taker.next(answers, unix_s(), None)
+        let (answers, report) = tokio::join!(self.asker.ask(&sockets, &curves), self.host.ask());
+        self.taker.next(answers, unix_s(), report)
     }
 
     /// Takes snapshots until nobody listens to `publish` any longer.

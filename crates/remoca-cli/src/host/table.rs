@@ -1,8 +1,9 @@
 //! The report of the host's daemon as text.
 
 use crate::size::show_size;
-use remoca_protocol::host::{HostDecision, HostReport, HostVm};
-use remoca_view::text::{percent, show_time};
+use remoca_protocol::host::{HostReport, HostVm};
+use remoca_view::host::decision_text;
+use remoca_view::text::percent;
 use std::fmt::Write;
 
 const NAME_WIDTH_MIN: usize = 10;
@@ -20,7 +21,7 @@ pub fn text(report: &HostReport) -> String {
     add(
         &mut text,
         format_args!(
-            "\n{counted} of {total} of {} memory are in use, in units of {unit}; policy {}.\n",
+            "\n{counted} of {total} are in use ({}), in units of {unit}; policy {}.\n",
             report.resource, report.policy
         ),
     );
@@ -61,15 +62,7 @@ fn line(text: &mut String, vm: &HostVm, width: usize) {
 pub fn log(report: &HostReport) -> String {
     let mut text = String::new();
     for decision in &report.decisions {
-        let HostDecision { at_s, vm, from_bytes, to_bytes, why, outcome, .. } = decision;
-        let time = show_time(*at_s);
-        match vm {
-            None => add(&mut text, format_args!("{time} {why}\n")),
-            Some(vm) => {
-                let (from, to) = (show_size(*from_bytes), show_size(*to_bytes));
-                add(&mut text, format_args!("{time} {vm}: {from} -> {to}: {why}: {outcome}\n"));
-            }
-        }
+        add(&mut text, format_args!("{}\n", decision_text(decision)));
     }
     if text.is_empty() { "Nothing was decided yet.\n".into() } else { text }
 }
@@ -88,6 +81,7 @@ fn capital(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoca_protocol::host::HostDecision;
 
     #[test]
     fn a_report_explains_itself() {
@@ -123,6 +117,7 @@ mod tests {
             total_bytes: 4 << 30,
             unit_bytes: 2 << 20,
             counted_bytes: 3 << 30,
+            resource: "local tier".into(),
             policy: "optimal".into(),
             state: "gives memory to web1".into(),
             geometric_mean: Some(0.8),
@@ -136,7 +131,7 @@ mod tests {
             "VM             HAS    GETS  WEIGHT   FLOOR  MISS%  THEN%    +-     SAVED   WHY\n",
             "web1            2G      3G      2G      1G   50.0   25.0   1.0 41.0 ms/s   it gains\n",
             "web2            1M       =      0B      0B      -      -     -         -   no\n",
-            "3G of 4G are in use, in units of 2M; policy optimal.\n",
+            "3G of 4G are in use (local tier), in units of 2M; policy optimal.\n",
             "lower by 20.0 % (geometric mean)",
             "Gives memory to web1. Sizes are only shown, not changed (--apply).\n",
         ] {

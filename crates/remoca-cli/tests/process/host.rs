@@ -27,6 +27,20 @@ struct Vm {
 impl Vm {
     /// Starts the VM `name` with a cache. Its guest is going to read `count` blocks again and again.
     fn start(host: &Path, name: &str, server: &Serve, cache: &'static str, count: usize, seed: u64) -> Self {
+        Self::with(host, name, server, cache, &[], count, seed)
+    }
+
+    /// The same with more arguments.
+    fn with(
+        host: &Path,
+        name: &str,
+        server: &Serve,
+        cache: &'static str,
+        more: &[&str],
+        count: usize,
+        seed: u64,
+    ) -> Self {
+        let own = [format!("--name={name}"), "--no-hedge".into()];
         let machine = Machine::start_in(
             folder(),
             Setup {
@@ -35,7 +49,7 @@ impl Vm {
                 blocks: 4096,
                 named: false,
                 // The server may be slower than the disk here.
-                arguments: vec![format!("--name={name}"), "--no-hedge".into()],
+                arguments: own.into_iter().chain(more.iter().copied().map(String::from)).collect(),
                 seed,
                 ..Setup::default()
             },
@@ -60,6 +74,13 @@ impl Vm {
             assert_eq!(machine.send_to_port(1, &page), 0);
             machine.pages_sent += 1;
         }
+    }
+
+    /// Returns the size of the local tier, and the blocks that it has answered.
+    fn local(&self) -> (u64, u64) {
+        let status = self.machine.status();
+        let hits = status.pools.iter().filter(|pool| pool.is_local_tier).map(|pool| pool.hits).sum();
+        (status.cache.local_granted_bytes / MIB, hits)
     }
 
     fn wanted_mib(&self) -> u64 {
@@ -293,4 +314,83 @@ fn one_plan_is_applied_and_none_without_a_record() {
     let report = once(host.path(), &["--total", "32M", "--apply"]);
     assert_eq!(gains.now().mib, 12, "{report:?}");
     assert!(report.decisions.last().unwrap().outcome.contains("the intent cannot be written"), "{report:?}");
+}
+
+/// Returns the servers of both tiers, in folders of their own.
+fn tiers(folder: &Path) -> [Serve; 2] {
+    ["local", "remote"].map(|name| {
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Serve::start(&folder, "64M")
+    })
+}
+
+#[test]
+fn memory_of_the_local_tier_moves_to_the_vm_that_gains() {
+    let (host, servers) = (folder(), folder());
+    let [local, remote] = tiers(servers.path());
+    let address = local.local_address();
+    let arguments = ["--local", "8M", "--local-server", &address];
+    let mut gains = Vm::with(host.path(), "gains", &remote, "4M", &arguments, 2560, 1);
+    let mut gives = Vm::with(host.path(), "gives", &remote, "4M", &arguments, 256, 2);
+    let nowhere = ["--local-server", "local:/nowhere/memory.sock"];
+    let none = Vm::with(host.path(), "none", &remote, "4M", &nowhere, 1, 3);
+    wait_until("all have their memory", || {
+        local.pages_given() * 4096 == 16 * MIB && remote.pages_given() * 4096 == 12 * MIB
+    });
+    let arguments = ["--tier", "local", "--total", "16M"];
+    let mut daemon = daemon(host.path(), &[&arguments[..], &["--apply", "-o", "json"]].concat());
+    wait_until("the memory has moved", || {
+        gains.pass();
+        (0..3).for_each(|_| gives.pass());
+        assert!(daemon.is_running(), "{}", daemon.log());
+        assert!(local.pages_given() * 4096 <= 16 * MIB, "{}", daemon.log());
+        (gains.local().0, gives.local().0) == (12, 4)
+    });
+    wait_until("the loop is answered by the local tier", || {
+        let before = gains.local().1;
+        gains.pass();
+        assert!(local.pages_given() * 4096 <= 16 * MIB);
+        gains.local().1 - before == 2560
+    });
+    wait_until("it has come to rest", || {
+        gains.pass();
+        gives.pass();
+        report(host.path()).unwrap().state == "all sizes are as they should be"
+    });
+    let shown = report(host.path()).unwrap();
+    assert_eq!((shown.resource.as_str(), shown.counted_bytes), ("local tier", 16 * MIB));
+    let decisions: Vec<_> = shown.decisions.iter().map(|d| (d.vm.as_deref().unwrap(), d.to_bytes / MIB)).collect();
+    assert_eq!(decisions, [("gives", 4), ("gains", 12)], "{shown:?}");
+    assert!(vm(&shown, "none").why.contains("no memory server listens at /nowhere/memory.sock"), "{shown:?}");
+    assert_eq!((none.local().0, vm(&shown, "none").has_bytes), (0, 0));
+    daemon.terminate();
+    // The other tier is as it was, and it is behind the first: more of it is worth nothing to the loop.
+    assert_eq!((gains.wanted_mib(), gives.wanted_mib(), none.wanted_mib()), (4, 4, 4));
+    let remote_plan = once(host.path(), &["--total", "12M"]);
+    assert_eq!((remote_plan.resource.as_str(), remote_plan.counted_bytes), ("cache", 12 * MIB));
+    assert!(vm(&remote_plan, "gains").target_bytes <= 4 * MIB, "{remote_plan:?}");
+    [gains, gives, none].into_iter().for_each(|vm| vm.machine.finish());
+}
+
+#[test]
+fn a_vm_without_a_local_tier_is_given_one_if_its_server_is_there() {
+    let (host, servers) = (folder(), folder());
+    let [local, remote] = tiers(servers.path());
+    let address = local.local_address();
+    let mut grows = Vm::with(host.path(), "grows", &remote, "8M", &["--local-server", &address], 1024, 1);
+    wait_until("it has its cache", || remote.pages_given() * 4096 == 8 * MIB);
+    let arguments = ["--tier", "local", "--total", "16M", "--apply"];
+    wait_until("it has a local tier", || {
+        grows.pass();
+        once(host.path(), &arguments);
+        assert!(local.pages_given() * 4096 <= 16 * MIB);
+        grows.local().0 >= 4
+    });
+    wait_until("the local tier answers", || {
+        grows.pass();
+        grows.local().1 > 0
+    });
+    assert_eq!(grows.wanted_mib(), 8);
+    grows.machine.finish();
 }

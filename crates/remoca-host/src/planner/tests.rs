@@ -3,4 +3,5 @@
 mod adversaries;
 mod recovery;
 mod rules;
+mod tiers;
 mod world;

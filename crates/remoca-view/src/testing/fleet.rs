@@ -24,7 +24,7 @@ pub fn full_status(number: u32, round: u32) -> Status {
     let cache = (1 + n % 4) << 30;
     let donors = ["tcp:donor1:7070", "tcp:donor2:7070"];
     let pool = |server: &str, bytes: u64, is_mapped: bool| {
-        json!({"server": server, "state": "connected", "is_mapped": is_mapped, "generation": "00000000000000aa",
+        json!({"server": server, "state": "connected", "is_mapped": is_mapped, "hits": hits, "latency_us": 200.0, "generation": "00000000000000aa",
             "granted_bytes": bytes, "pages_sent": hits * 2, "pages_requested": hits, "pages_received": hits,
             "pages_taken_back": 0})
     };

@@ -10,6 +10,7 @@ pub use fleet::{Fleet, full_status};
 use crate::snapshot::{Answer, Snapshot, Taker};
 use crate::vm::Silence;
 use remoca_protocol::control::{CurvePoint, CurveStatus, ForecastStatus, Status};
+use remoca_protocol::host::{HostDecision, HostReport};
 use serde_json::{Value, json};
 
 /// Returns the status of a process with these counters. The pairs are the count and the sum of its read
@@ -79,6 +80,30 @@ pub fn snapshot(vms: Vec<Result<Status, &str>>) -> Snapshot {
     Taker::new("host".into()).next((0..).zip(vms).map(answer).collect(), 1_700_000_000.0, None)
 }
 
+/// Returns the report of a daemon that has just given a local tier to a VM.
+#[must_use]
+pub fn host_report() -> HostReport {
+    let decision = HostDecision {
+        at_s: 1_700_000_000,
+        vm: Some("web001".into()),
+        from_bytes: 1 << 30,
+        to_bytes: 2 << 30,
+        why: "it gains".into(),
+        outcome: "set".into(),
+        ..HostDecision::default()
+    };
+    HostReport {
+        at_s: 1_700_000_001,
+        resource: "local tier".into(),
+        applies: true,
+        total_bytes: 4 << 30,
+        counted_bytes: 3 << 30,
+        state: "all sizes are as they should be".into(),
+        decisions: vec![decision],
+        ..HostReport::default()
+    }
+}
+
 /// Returns the second snapshot of VMs that have everything: a port, a server, pools, latencies and a curve.
 #[must_use]
 pub fn full_snapshot(count: u32) -> Snapshot {
@@ -93,5 +118,5 @@ pub fn full_snapshot(count: u32) -> Snapshot {
         (0..count).map(answer).collect()
     };
     taker.next(answers(1), 1_700_000_000.0, None);
-    taker.next(answers(2), 1_700_000_005.0, None)
+    taker.next(answers(2), 1_700_000_005.0, Some(host_report()))
 }

@@ -6,6 +6,7 @@ use crate::curve::{self, chart};
 use crate::details;
 use crate::diagnosis::Problem;
 use crate::finding::Level;
+use crate::host;
 use crate::snapshot::Snapshot;
 use crate::text::{milliseconds, show_time};
 use crate::vm::Vm;
@@ -33,7 +34,8 @@ pub fn height(app: &App, width: u16) -> u16 {
     let Some(snapshot) = app.snapshot.as_deref() else { return 1 };
     let problems = problem_lines(snapshot, width, usize::MAX).len();
     let rows = snapshot.vms.len().max(1) + usize::from(columns::total(snapshot).is_some());
-    u16::try_from(2 + problems + rows).unwrap_or(u16::MAX)
+    let report = usize::from(snapshot.host_report.is_some());
+    u16::try_from(2 + problems + report + rows).unwrap_or(u16::MAX)
 }
 
 /// Draws the screen. With `shows_all` every problem is shown, and no key.
@@ -48,9 +50,11 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, shows_all: bool) {
     let problems = problem_lines(snapshot, area.width, lines_max);
     let problems_height = u16::try_from(problems.len()).unwrap_or(u16::MAX);
     let details = if app.has_details && !shows_all { Constraint::Percentage(60) } else { Constraint::Length(0) };
-    let [title, wrong, table, below, keys] = Layout::vertical([
+    let report = snapshot.host_report.as_ref().map(|report| Line::raw(format!("memory   {}", host::text(report))));
+    let [title, wrong, divided, table, below, keys] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(problems_height),
+        Constraint::Length(u16::from(report.is_some())),
         Constraint::Min(2),
         details,
         Constraint::Length(u16::from(!shows_all)),
@@ -58,6 +62,7 @@ pub fn draw(frame: &mut Frame<'_>, app: &App, shows_all: bool) {
     .areas(area);
     frame.render_widget(title_line(app, snapshot), title);
     frame.render_widget(Paragraph::new(problems), wrong);
+    report.into_iter().for_each(|report| frame.render_widget(report, divided));
     draw_table(frame, table, app, snapshot, shows_all);
     if let Some(vm) = app.vm().filter(|_| app.has_details) {
         draw_details(frame, below, vm, app.scroll);
@@ -283,9 +288,11 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("remoca host   snapshot 2 of 22:13:25Z   3 of 3 VMs answer"), "{text}");
         assert!(lines[1].starts_with("ok       nothing is wrong with the 3 VMs"), "{text}");
-        assert!(lines[2].starts_with("VM           CACHE") && lines[6].starts_with("TOTAL"), "{text}");
+        let report = "memory   local tier: 3G of 4G given; all sizes are as they should be; last: ";
+        assert!(lines[2].starts_with(report) && lines[2].ends_with("web001: 1G -> 2G: it gains: set"), "{text}");
+        assert!(lines[3].starts_with("VM           CACHE") && lines[7].starts_with("TOTAL"), "{text}");
         assert!(
-            lines[3].starts_with("web000") && lines[3].contains("donor1:7070 512M, donor2:7070 256M, this host 256M"),
+            lines[4].starts_with("web000") && lines[4].contains("donor1:7070 512M, donor2:7070 256M, this host 256M"),
             "{text}"
         );
     }

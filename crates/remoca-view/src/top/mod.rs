@@ -24,6 +24,7 @@ use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal;
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
@@ -42,6 +43,8 @@ pub struct Options {
     /// Whether one frame is printed as text.
     pub is_once: bool,
     pub sockets: Sockets,
+    /// Socket of the daemon that divides memory, which need not run.
+    pub host_socket: Option<PathBuf>,
 }
 
 /// Shows the screen until a key ends it, or prints one frame.
@@ -96,10 +99,10 @@ fn read_keys(events: &Sender<Message>) {
 
 /// Takes or reads snapshots until nobody wants them.
 fn snapshots(options: Options, events: &Sender<Message>) {
-    let Options { from, interval, sockets, .. } = options;
+    let Options { from, interval, sockets, host_socket, .. } = options;
     let Some(page) = from else {
-        let watched =
-            runtime().map(|runtime| runtime.block_on(take_all(Watch::new(sockets, interval), interval, events)));
+        let watch = Watch::new(sockets, interval).with_host(host_socket);
+        let watched = runtime().map(|runtime| runtime.block_on(take_all(watch, interval, events)));
         watched.unwrap_or_else(|error| drop(events.send(Message::Lost(error.into()))));
         return;
     };
@@ -152,11 +155,11 @@ impl Histories {
 
 /// Prints one frame.
 fn once(options: Options) -> Result<()> {
-    let Options { from, sockets, .. } = options;
+    let Options { from, sockets, host_socket, .. } = options;
     let snapshot = match from {
         Some(page) => client::snapshot(&page)?,
         None => runtime()?.block_on(async {
-            let mut watch = Watch::new(sockets, ONCE);
+            let mut watch = Watch::new(sockets, ONCE).with_host(host_socket);
             if watch.take().await.vms.is_empty() {
                 return watch.take().await;
             }

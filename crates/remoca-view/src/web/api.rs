@@ -5,6 +5,7 @@ use crate::curve;
 use crate::details::{self, Detail};
 use crate::diagnosis::Problem;
 use crate::history::Moment;
+use crate::host;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 use serde::Serialize;
@@ -21,7 +22,7 @@ pub struct Overview<'a> {
     rows: Vec<Row>,
     total: Option<Row>,
     problems: &'a [Problem],
-    host_report: &'a Option<serde_json::Value>,
+    host_report: Option<host::Summary<'a>>,
 }
 
 #[derive(Serialize)]
@@ -50,7 +51,7 @@ impl<'a> Overview<'a> {
             rows: columns::rows(snapshot),
             total: columns::total(snapshot),
             problems: &snapshot.problems,
-            host_report: &snapshot.host_report,
+            host_report: snapshot.host_report.as_ref().map(host::Summary::of),
         }
     }
 }
@@ -104,6 +105,8 @@ mod tests {
         let parse = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
         let overview = parse(&serde_json::to_string(&Overview::of(&snapshot)).expect("JSON"));
         assert_eq!((&overview["snapshot"], &overview["rows"][2]["name"]), (&Value::from(2), &Value::from("web002")));
+        assert_eq!(overview["host_report"]["last_decision"]["why"], "it gains");
+        assert!(overview["host_report"]["text"].as_str().is_some_and(|text| text.contains("3G of 4G given")));
         let details = parse(&details(&snapshot, "web001").expect("a VM"));
         let whole = parse(&snapshot.json());
         assert_eq!(details["vm"], whole["vms"][1]);

@@ -22,6 +22,7 @@ use std::collections::VecDeque;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -51,6 +52,8 @@ pub struct Options {
     pub group: Option<u32>,
     pub interval: Duration,
     pub sockets: Sockets,
+    /// Socket of the daemon that divides memory, which need not run.
+    pub host_socket: Option<PathBuf>,
 }
 
 /// Runs until the process is told to end. Calls `ready` with its addresses when it listens.
@@ -74,7 +77,7 @@ enum Listener {
 }
 
 async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
-    let Options { listen, hosts, group, interval, sockets, .. } = options;
+    let Options { listen, hosts, group, interval, sockets, host_socket, .. } = options;
     let (mut ended, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut listeners = Vec::new();
     for address in &listen {
@@ -92,7 +95,7 @@ async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
         }
     }
     let (publish, snapshots) = watch::channel(None);
-    tokio::spawn(Watch::new(sockets, interval).run(publish));
+    tokio::spawn(Watch::new(sockets, interval).with_host(host_socket).run(publish));
     let site = Site::new(snapshots, Hosts::new(&ips, &hosts));
     let (router, connections) = (routes::router(&site), Arc::new(Connections::default()));
     let mut guards = Vec::new();

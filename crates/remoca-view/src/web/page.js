@@ -245,8 +245,9 @@ async function showDetails() {
   const status = details.vm.status;
   byId("pools").tBodies[0].replaceChildren(...(status ? status.pools : []).map((pool) => {
     const line = make("tr");
-    line.append(make("td", pool.server + (pool.is_mapped ? " (this host)" : "")), make("td", size(pool.granted_bytes)),
-      make("td", pool.state), make("td", pool.pages_sent), make("td", pool.pages_received));
+    line.append(make("td", pool.server + (pool.is_mapped ? " (this host)" : "")), make("td", pool.is_local_tier ? "local" : "remote"),
+      make("td", size(pool.granted_bytes)), make("td", pool.state), make("td", pool.hits),
+      make("td", pool.latency_us === null ? "-" : pool.latency_us.toFixed(0) + " us"), make("td", pool.pages_sent), make("td", pool.pages_received));
     return line;
   }));
   byId("lines").replaceChildren();
@@ -279,6 +280,8 @@ async function look() {
       byId("host").textContent = overview.host;
       showHeadings(overview.columns);
       showProblems(overview);
+      byId("divided").hidden = !overview.host_report;
+      byId("divided-text").textContent = overview.host_report ? overview.host_report.text : "";
       showRows(overview);
       await showDetails();
     }

@@ -3,5 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
 mod browser;
+mod division;
 mod site;
 mod strangers;

@@ -33,6 +33,7 @@ impl Site {
             group: None,
             interval: Duration::from_secs(1),
             sockets: Box::new(move || sockets.clone()),
+            host_socket: Some(folder.path().join("remoca-host.socket")),
         };
         let (ready, is_ready) = channel();
         std::thread::spawn(move || web::run(options, |addresses| ready.send(addresses[0].clone()).unwrap()));

@@ -40,9 +40,15 @@ impl Shape {
         }
     }
 
-    pub fn curve(self) -> Curve {
-        let grid = CurveGrid { first_bytes: 0, step_bytes: UNIT, count: 201 };
-        Curve::new(&curve_status(|units| self.ratio(units)), grid).unwrap()
+    /// Returns the curve of a VM with a local tier of so many units in front.
+    pub fn curve(self, first: u32) -> Curve {
+        let grid = CurveGrid { first_bytes: u64::from(first) * UNIT, step_bytes: UNIT, count: 201 };
+        let mut status = curve_status(|units| self.ratio(units + first));
+        status.points.iter_mut().for_each(|point| point.bytes += grid.first_bytes);
+        if first > 0 {
+            status.points[0].miss_ratio = self.ratio(first);
+        }
+        Curve::new(&status, grid).unwrap()
     }
 }
 
@@ -75,6 +81,8 @@ pub struct Process {
     pub shape: Shape,
     pub nature: Nature,
     pub limits: Limits,
+    /// Units of another tier in front of what is divided.
+    pub first: u32,
     /// In units.
     pub wanted: u64,
     pub granted: u64,
@@ -86,7 +94,7 @@ pub struct Process {
 impl Process {
     pub fn new(shape: Shape, nature: Nature, units: u64) -> Self {
         let limits = Limits::default();
-        Self { shape, nature, limits, wanted: units, granted: units, queue: Vec::new(), blocks_read: 0 }
+        Self { shape, nature, limits, first: 0, wanted: units, granted: units, queue: Vec::new(), blocks_read: 0 }
     }
 
     /// Returns the units that it really has.
@@ -263,7 +271,7 @@ impl World {
             answered: (0, 0),
             curve: with_curve.then(|| match process.nature {
                 Nature::Blind => Err("its curve is made of 7 blocks read, which is too few".into()),
-                _ => Ok(shape.curve()),
+                _ => Ok(shape.curve(process.first)),
             }),
         }))
     }

@@ -1,0 +1,161 @@
+//! What the host's daemon (`remoca host`) says of the memory that it divides: how it is asked, and what is shown of it.
+
+use crate::ask::PATIENCE;
+use crate::text::show_time;
+use remoca_io::show::show_size;
+use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
+use serde::Serialize;
+use std::io;
+use std::path::PathBuf;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Longest text of the daemon that is shown, in characters.
+const TEXT_MAX: usize = 400;
+
+/// Asks the daemon for its report, and remembers that it still waits for one: a daemon that is stopped would otherwise find a queue full
+/// of clients, and so would `remoca host status`.
+#[derive(Default)]
+pub struct HostAsker {
+    /// Socket of the daemon, which need not run.
+    socket: Option<PathBuf>,
+    waiting: Option<JoinHandle<io::Result<HostReport>>>,
+}
+
+impl Drop for HostAsker {
+    fn drop(&mut self) {
+        self.waiting.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl HostAsker {
+    /// Returns what asks the daemon that has this socket.
+    #[must_use]
+    pub fn new(socket: Option<PathBuf>) -> Self {
+        Self { socket, waiting: None }
+    }
+
+    /// Returns the newest report after [`PATIENCE`] at most; `None` if no daemon answers with one.
+    pub async fn ask(&mut self) -> Option<HostReport> {
+        let socket = self.socket.clone()?;
+        // A report that came too late says how things were then.
+        self.waiting.take_if(|question| question.is_finished());
+        let question = self.waiting.get_or_insert_with(|| tokio::spawn(read(socket)));
+        let joined = timeout(PATIENCE, question).await.ok()?;
+        self.waiting = None;
+        joined.ok()?.ok()
+    }
+}
+
+async fn read(socket: PathBuf) -> io::Result<HostReport> {
+    let stream = UnixStream::connect(socket).await?;
+    let mut text = Vec::new();
+    stream.take(REPORT_BYTES_MAX as u64).read_to_end(&mut text).await?;
+    HostReport::parse(&text).map_err(io::Error::other)
+}
+
+/// Report of the daemon in short.
+#[derive(Serialize)]
+pub struct Summary<'a> {
+    /// What is divided.
+    resource: &'a str,
+    /// Whether sizes are changed.
+    applies: bool,
+    total_bytes: u64,
+    given_bytes: u64,
+    /// Time of the report, in seconds since 1970.
+    at_s: u64,
+    state: &'a str,
+    last_decision: Option<&'a HostDecision>,
+    /// All of this in words.
+    text: String,
+}
+
+impl<'a> Summary<'a> {
+    /// Returns what is shown of a report.
+    #[must_use]
+    pub fn of(report: &'a HostReport) -> Self {
+        Self {
+            resource: &report.resource,
+            applies: report.applies,
+            total_bytes: report.total_bytes,
+            given_bytes: report.counted_bytes,
+            at_s: report.at_s,
+            state: &report.state,
+            last_decision: report.decisions.last(),
+            text: text(report),
+        }
+    }
+}
+
+/// Returns a report in one line: what is divided, what the daemon is about to do, and its last decision with its reason.
+#[must_use]
+pub fn text(report: &HostReport) -> String {
+    let (given, total) = (show_size(report.counted_bytes), show_size(report.total_bytes));
+    let mode = if report.applies { "" } else { " (only shown)" };
+    let last = report.decisions.last().map_or(String::new(), |decision| format!("; last: {}", decision_text(decision)));
+    let text = format!("{}: {given} of {total} given{mode}; {}{last}", report.resource, report.state);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_MAX).collect()
+}
+
+/// Returns a decision in one line.
+#[must_use]
+pub fn decision_text(decision: &HostDecision) -> String {
+    let HostDecision { at_s, vm, from_bytes, to_bytes, why, outcome, .. } = decision;
+    let time = show_time(*at_s);
+    match vm {
+        None => format!("{time} {why}"),
+        Some(vm) => format!("{time} {vm}: {} -> {}: {why}: {outcome}", show_size(*from_bytes), show_size(*to_bytes)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::host_report;
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    fn block_on<T>(future: impl Future<Output = T>) -> T {
+        crate::watch::runtime().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_report_is_one_line() {
+        let mut report = host_report();
+        let said = "local tier: 3G of 4G given; all sizes are as they should be; last: 22:13:20Z web001: 1G -> 2G: it gains: set";
+        assert_eq!(text(&report), said);
+        report.applies = false;
+        report.state = "\x1b[2J\n".repeat(1000);
+        let text = text(&report);
+        assert!(text.starts_with("local tier: 3G of 4G given (only shown);  [2J"), "{text}");
+        assert!(text.len() == TEXT_MAX && !text.contains(char::is_control));
+    }
+
+    #[test]
+    fn the_newest_report_is_read_and_one_that_is_none_is_not_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        assert_eq!(block_on(HostAsker::new(None).ask()), None);
+        assert_eq!(block_on(HostAsker::new(Some(path.clone())).ask()), None, "there is no daemon");
+        let listener = UnixListener::bind(&path).unwrap();
+        let said = [host_report().line().unwrap(), b"{}".to_vec(), Vec::new()];
+        let server = std::thread::spawn(move || {
+            said.iter().for_each(|text| listener.accept().unwrap().0.write_all(text).unwrap());
+            listener
+        });
+        block_on(async {
+            let mut asker = HostAsker::new(Some(path));
+            assert_eq!(asker.ask().await, Some(host_report()));
+            assert_eq!((asker.ask().await, asker.ask().await), (None, None));
+            // One that hangs has one client at a time.
+            let listener = server.join().unwrap();
+            assert_eq!((asker.ask().await, asker.ask().await), (None, None));
+            let _first = listener.accept().unwrap();
+            listener.set_nonblocking(true).unwrap();
+            assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        });
+    }
+}

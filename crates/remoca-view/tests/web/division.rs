@@ -1,0 +1,35 @@
+//! What the page tells of the daemon that divides memory, while there is one and when it is gone.
+
+use super::site::{PATIENCE, Site, content};
+use remoca_view::testing::host_report;
+use std::io::Write;
+use std::os::unix::net::UnixListener;
+use std::time::{Duration, Instant};
+
+#[track_caller]
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn the_report_of_the_daemon_is_shown_as_long_as_it_answers() {
+    let site = Site::start(2);
+    let path = site.folder.path().join("remoca-host.socket");
+    let said = |path: &str, text: &str| content(&site.get(path, "")).contains(text);
+    wait_until("there is a snapshot", || said("/metrics", "remoca_vms_answering 2"));
+    assert!(said("/api/overview", "\"host_report\":null"));
+    let listener = UnixListener::bind(&path).unwrap();
+    let line = host_report().line().unwrap();
+    // A client may be gone by then.
+    std::thread::spawn(move || listener.incoming().for_each(|stream| drop(stream.unwrap().write_all(&line))));
+    wait_until("it is shown", || said("/api/overview", "local tier: 3G of 4G given; all sizes are as they should be"));
+    assert!(said("/metrics", "remoca_host_total_bytes{tier=\"local tier\"} 4294967296"));
+    assert!(said("/api/snapshot", "\"why\":\"it gains\""));
+    std::fs::remove_file(path).unwrap();
+    wait_until("it is gone", || said("/api/overview", "\"host_report\":null"));
+    assert!(said("/metrics", "remoca_vms_answering 2"));
+}
