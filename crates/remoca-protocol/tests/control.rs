@@ -129,7 +129,7 @@ fn a_status_is_this_line() {
         r#""servers":[{"endpoint":"unix:/m","is_local_tier":false,"in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
         r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"is_local_tier":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"hits":5,"latency_us":1.5,"#,
         r#""pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
-        r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"local_wanted_bytes":12288,"local_granted_bytes":4096,"admission":"reads","#,
+        r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"used_bytes":0,"local_wanted_bytes":12288,"local_granted_bytes":4096,"local_server":"local:/l","admission":"reads","#,
         r#""insertion":"lru","lru_hit_ratio":0.5,"bimodal_hit_ratio":null,"hit_ratio":0.5},"#,
         r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"shrunk_from_bytes":8192,"#,
         r#""guest_sees_size":true,"read_only":false,"store":"up","#,
