@@ -139,8 +139,7 @@ fn only_a_mapped_session_outlives_its_connection() {
 fn a_shortage_is_told_although_the_local_tier_has_no_pool() {
     let config = crate::driver::tests::config(1);
     let mut engine = DiskEngine::new(&config, IndexMemory::new(layout(&config).words()).unwrap());
-    let endpoints =
-        Endpoints { listed: vec!["unix:/u".parse().unwrap()], local: Some("local:/l".parse().unwrap()) };
+    let endpoints = Endpoints { listed: vec!["unix:/u".parse().unwrap()], local: Some("local:/l".parse().unwrap()) };
     let link = ServerLink::start(Arc::new(TwoServers::default()), &endpoints, None).unwrap();
     let mut servers = Servers::new(Some(link), "local:/l".parse().unwrap());
     let (listed, local) = servers.numbers().unwrap();

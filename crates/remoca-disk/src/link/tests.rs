@@ -59,7 +59,11 @@ fn a_local_server_has_another_number_than_that_of_the_process_before_a_migration
     let link = ServerLink::resume(Arc::new(HostNetwork), &here, &roster).unwrap();
     assert_eq!(servers(&link), [("a".to_owned(), 2), ("b".to_owned(), 5), ("local:/l".to_owned(), 6)]);
     let known = link.roster();
-    assert_eq!((known[2].token, known[2].epoch), ([7; 16], 3), "if both are on one host, the new pool replaces the other");
+    assert_eq!(
+        (known[2].token, known[2].epoch),
+        ([7; 16], 3),
+        "if both are on one host, the new pool replaces the other"
+    );
 }
 
 /// A network in which every server answers at once.
