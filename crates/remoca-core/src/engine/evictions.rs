@@ -80,28 +80,22 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return Evicted::PassedOver;
         }
         let offer = self.index.offer(content, Place::Tail, tiers);
-        if let Some(admitted) = self.admitted(offer) {
-            return Evicted::Admit(admitted);
-        }
-        match offer {
-            Offer::Duplicate => Evicted::Duplicate,
-            Offer::Unmatched => Evicted::Unmatched,
-            Offer::NoSlot | Offer::Admitted(_) | Offer::Demoting { .. } => Evicted::Dropped,
-        }
+        self.admitted(offer).map_or_else(|outcome| outcome, Evicted::Admit)
     }
 
-    /// Takes room in the send windows for the pages that an offer moves. Returns the places of both, or `None` if no page was
-    /// admitted.
-    pub(super) fn admitted(&mut self, offer: Offer) -> Option<Admitted> {
-        match offer {
-            Offer::Admitted(slot) => Some(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to: None }),
-            Offer::Demoting { slot, to } => {
-                self.stats.demotions += 1;
-                let demoted_to = Some(self.pools.note_send(to, &self.index));
-                Some(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to })
-            }
-            Offer::Duplicate | Offer::Unmatched | Offer::NoSlot => None,
-        }
+    /// Takes room in the send windows for the pages that an offer moves, and returns the places of both. Returns the outcome for
+    /// the page if it was not admitted.
+    pub(super) fn admitted(&mut self, offer: Offer) -> Result<Admitted, Evicted> {
+        let (slot, to) = match offer {
+            Offer::Admitted(slot) => (slot, None),
+            Offer::Demoting { slot, to } => (slot, Some(to)),
+            Offer::Duplicate => return Err(Evicted::Duplicate),
+            Offer::Unmatched => return Err(Evicted::Unmatched),
+            Offer::NoSlot => return Err(Evicted::Dropped),
+        };
+        self.stats.demotions += u64::from(to.is_some());
+        let demoted_to = to.map(|to| self.pools.note_send(to, &self.index));
+        Ok(Admitted { at: self.pools.note_send(slot, &self.index), demoted_to })
     }
 
     /// Returns whether a page that one of these pools admits takes the place of another one.
@@ -133,9 +127,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns the pools that may admit one more page now: those with a session, room on the way to the server, and a breaker
     /// that permits it.
     pub(super) fn tiers_that_admit(&mut self) -> Tiers {
-        let race = &mut self.race;
-        let admits: PoolSet = self.pools.taking().iter().filter(|pool| race.admits(*pool)).collect();
-        self.in_tiers(|pool| admits.contains(pool))
+        let mut tiers = Tiers::default();
+        for pool in self.pools.taking().iter().filter(|pool| self.race.admits(*pool)) {
+            let tier = if self.pools.pool(pool).is_local() { &mut tiers.local } else { &mut tiers.remote };
+            tier.insert(pool);
+        }
+        tiers
     }
 
     /// Returns the pools that may admit one more page now without discarding another one.
@@ -145,16 +142,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if room.is_empty() {
             return Tiers::default();
         }
-        let race = &mut self.race;
-        let admits: PoolSet = self.pools.taking().iter().filter(|pool| race.admits(*pool)).collect();
-        self.in_tiers(|pool| admits.contains(pool) && room.contains(pool))
-    }
-
-    fn in_tiers(&self, may_admit: impl Fn(PoolIndex) -> bool) -> Tiers {
-        let of_tier = |is_local| {
-            let pools = self.pools.up().filter(|pool| pool.is_local() == is_local);
-            pools.map(super::Pool::number).filter(|pool| may_admit(*pool)).collect()
-        };
-        Tiers { local: of_tier(true), remote: of_tier(false) }
+        let of = |pools: PoolSet| pools.iter().filter(|pool| room.contains(*pool)).collect();
+        let Tiers { local, remote } = self.tiers_that_admit();
+        Tiers { local: of(local), remote: of(remote) }
     }
 }

@@ -404,7 +404,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Offers a block to the index, and sends it if it is admitted. Returns whether the block was admitted.
     fn admit_block(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place, tiers: Tiers) -> bool {
         let offer = self.index.offer(content, place, tiers);
-        let Some(admitted) = self.admitted(offer) else { return false };
+        let Ok(admitted) = self.admitted(offer) else { return false };
         self.actions.push_back(Action::SendBlock { admitted, request: id, offset });
         true
     }
