@@ -256,6 +256,15 @@ fn a_local_tier_can_be_added_to_a_running_process() {
     assert_eq!(String::from_utf8_lossy(&said.stdout), format!("test: servers {}\n", servers.remote.address));
     run_until_both_hit(&mut machine, 100);
     assert_eq!(machine.counter("disconnections"), 0);
+    // Its server can be one of the list only while there is no such tier.
+    let list = ["set", control.to_str().unwrap(), "--now", "--server", &servers.local.local_address()];
+    expect_refusal(&run(&list), FAILURE, &["beside a local tier"]);
+    run_until_both_hit(&mut machine, 100);
+    assert!(run(&["set", control.to_str().unwrap(), "--local", "0"]).status.success());
+    assert!(run(&list).status.success());
+    machine.run_until("the pool of the list is there", |machine| {
+        matches!(&machine.status().pools[..], [pool] if pool.is_mapped && !pool.is_local_tier && pool.hits > 0)
+    });
     machine.finish();
 }
 

@@ -154,7 +154,11 @@ impl Driver {
     fn set_servers(&mut self, servers: &[String], leaving: Leaving) -> Result<(), String> {
         let Some(link) = self.vm.servers.link_mut() else { return Err(NO_SERVER.into()) };
         let listed = servers.iter().map(|server| server.parse()).collect::<Result<Vec<Endpoint>, _>>()?;
-        let endpoints = Endpoints { listed, ..link.endpoints() };
+        // A local tier of size 0 is not in the way of a pool of the list at a server of this host.
+        let is_listed = listed.iter().any(|endpoint| matches!(endpoint, Endpoint::Local(_)));
+        let gives_way = is_listed && self.vm.size.tiers().local.0 == 0;
+        let local = link.endpoints().local.filter(|_| !gives_way);
+        let endpoints = Endpoints { listed, local };
         link.replace(&endpoints).map_err(|error| error.to_string())?;
         self.vm.keep_settings();
         self.vm.tell_servers(leaving);
