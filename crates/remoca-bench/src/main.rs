@@ -9,6 +9,7 @@ mod hash;
 mod hedging;
 mod index;
 mod link;
+mod machine;
 mod policy;
 mod rounds;
 mod server;

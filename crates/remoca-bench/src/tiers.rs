@@ -4,17 +4,13 @@
 
 use crate::curve::Stack;
 use crate::guest::PageCache;
-use crate::policy::{page, traces};
+use crate::machine::{Machine, Outcome, REMOTE, Sizes};
+use crate::policy::traces;
 use crate::vm::save_figures;
 use crate::wanted;
 use anyhow::Result;
 use clap::Args;
-use remoca_core::engine::{
-    Action, Admitted, DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber,
-    disk_numbers, layout,
-};
-use remoca_core::rules::Rules;
-use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE_U64, PageCount};
+use remoca_core::units::PageCount;
 use remoca_lab::figures::Figure;
 
 const USUAL: TiersBenchArgs = TiersBenchArgs { local: 4096, remote: 12288, guest: 4096 };
@@ -32,122 +28,13 @@ pub struct TiersBenchArgs {
     guest: u32,
 }
 
-const DISK: DiskIndex = DiskIndex(0);
-const LOCAL: ServerNumber = ServerNumber(0);
-const REMOTE: ServerNumber = ServerNumber(1);
 /// Number of remote pools of which one is lost.
 const POOLS: u32 = 4;
-const DISK_NS: u64 = 7_000_000;
 
-/// What came of the reads of one trace.
-#[derive(Clone, Copy, Debug, Default)]
-struct Outcome {
-    /// Reads that the guest's memory did not answer.
-    reads: u64,
-    local_hits: u64,
-    remote_hits: u64,
-    /// Pages that went to the remote pool.
-    sent: u64,
-}
-
-impl Outcome {
-    fn share(self, count: u64) -> f64 {
-        count as f64 / self.reads.max(1) as f64
-    }
-
-    fn hits(self) -> f64 {
-        self.share(self.local_hits + self.remote_hits)
-    }
-}
-
-/// A guest, its engine, and both servers.
-struct Machine {
-    engine: DiskEngine<Vec<u32>>,
-    now: Nanos,
-    memory: PageCache,
-    guest_pages: usize,
-    done: Outcome,
-}
-
-impl Machine {
-    fn new(args: TiersBenchArgs, pools: u32) -> Self {
-        let (local, remote) = (PageCount(args.local), PageCount(args.remote));
-        let servers: Vec<_> = (0..pools).map(|pool| ServerNumber(REMOTE.0 + pool)).collect();
-        let config = EngineConfig {
-            disks: disk_numbers(1),
-            key: [7; 16],
-            seed: 1,
-            cache: remote,
-            local,
-            guest_memory: PageCount(args.guest),
-            has_port: true,
-            frame_sample: 0,
-            send_window: 64,
-            fetch_limit: 64,
-            slots_per_turn: 1024,
-            pools: 16,
-            hedge: false,
-            rules: Rules::default(),
-        };
-        let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
-        engine.describe_disk(DISK, 1 << 40, false);
-        // Exact LRU is what it is compared with.
-        engine.adapt(false);
-        engine.set_local_server(Nanos(1), Some(LOCAL));
-        engine.set_servers(Nanos(1), &servers, Leaving::AtOnce);
-        let (memory, guest_pages) = (PageCache::default(), args.guest as usize);
-        let mut this = Self { engine, now: Nanos(1), memory, guest_pages, done: Outcome::default() };
-        let part = PageCount(args.remote.div_ceil(pools));
-        let offers = servers
-            .into_iter()
-            .map(|server| (server, part))
-            .chain([(LOCAL, local)].into_iter().filter(|_| local.0 > 0));
-        for (server, available) in offers {
-            let offer = PoolOffer { generation: 1, npages: PageCount(0), available, sends_received: 0 };
-            this.engine.handle_answer(this.now, server, Some(offer));
-            this.act(0);
-        }
-        this
-    }
-
-    /// Executes the engine's actions until there are none.
-    fn act(&mut self, block: u64) {
-        while let Some(action) = self.engine.poll_action() {
-            match action {
-                Action::Disk { request, .. } => {
-                    self.now = self.now.plus_ns(DISK_NS);
-                    self.engine.handle_disk_done(self.now, request, Ok(()), &page(block));
-                }
-                Action::Fetch { fetch, at } => {
-                    let is_local = at.server == LOCAL;
-                    self.now = self.now.plus_ns(if is_local { 2_000 } else { 200_000 });
-                    *(if is_local { &mut self.done.local_hits } else { &mut self.done.remote_hits }) += 1;
-                    self.engine.handle_page(self.now, at.server, fetch, &page(block));
-                }
-                Action::SetSize { server, npages } => self.engine.handle_sized(self.now, server, npages),
-                _ => {}
-            }
-        }
-        self.engine.handle_timer(self.now);
-    }
-
-    fn read(&mut self, block: u64) {
-        if self.memory.touch(block) {
-            return;
-        }
-        self.done.reads += 1;
-        let range = ByteRange { offset: block * PAGE_SIZE_U64, length: PAGE_SIZE_U64 };
-        self.engine.handle_request(self.now, RequestId(0), DISK, GuestOp::Read(range));
-        self.act(block);
-        if let Some(old) = self.memory.evict(self.guest_pages)
-            && let Evicted::Admit(Admitted { at, demoted_to }) = self.engine.handle_evicted(&page(old))
-        {
-            for place in [Some(at), demoted_to].into_iter().flatten() {
-                self.done.sent += u64::from(place.server != LOCAL);
-                self.engine.handle_sent(place.server, 1);
-            }
-        }
-    }
+/// Creates a machine whose policy is LRU, which is what it is compared with.
+fn machine(args: TiersBenchArgs, pools: u32) -> Machine {
+    let [local, remote, guest] = [args.local, args.remote, args.guest].map(PageCount);
+    Machine::new(Sizes { local, remote, guest }, pools, false)
 }
 
 /// Returns what one exact queue comes to: blocks that were evicted, newest first, of which a read takes its block out.
@@ -190,16 +77,17 @@ pub fn figures() -> Vec<Figure> {
 fn figures_of(args: TiersBenchArgs, prints: bool) -> Vec<Figure> {
     if prints {
         println!(
-            "{} pages of local tier, {} of remote pool, {} of guest memory; shares of the reads",
+            "{} pages of local tier, {} of remote pool, {} of guest memory; shares of the reads. Pages sent and on the \
+             network, and on the network with all of it remote",
             args.local, args.remote, args.guest
         );
-        println!("{:38}{:>10}{:>10}{:>10}{:>10}{:>8}", "trace", "hits", "exact", "local", "exact", "sent");
+        let columns = ["hits", "exact", "local", "exact", "sent", "network", "alone"];
+        println!("{:38}{}", "trace", columns.map(|column| format!("{column:>9}")).concat());
     }
     let (mut total, mut local, mut travel) = (0_f64, 0_f64, 0_f64);
     for (name, reads) in traces(u64::from(args.local + args.remote)) {
-        let (ideal, mut machine) = (exact(args, &reads), Machine::new(args, 1));
-        reads.iter().for_each(|block| machine.read(*block));
-        let done = machine.done;
+        let ideal = exact(args, &reads);
+        let done = machine(args, 1).run(reads.iter().copied());
         let (near, ideal_near) = (done.share(done.local_hits), ideal.share(ideal.local_hits));
         total = total.max((done.hits() - ideal.hits()).abs() * 100.0);
         local = local.max((near - ideal_near).abs() * 100.0);
@@ -207,8 +95,12 @@ fn figures_of(args: TiersBenchArgs, prints: bool) -> Vec<Figure> {
         let leaves = (done.reads - done.local_hits).max(1);
         travel = travel.max(done.sent as f64 / leaves as f64);
         if prints {
-            let [hits, ideal_hits, sent] = [done.hits(), ideal.hits(), done.share(done.sent)];
-            println!("{name:38}{hits:>10.4}{ideal_hits:>10.4}{near:>10.4}{ideal_near:>10.4}{sent:>8.3}");
+            // What would be on the network if the remote pool were all of the cache.
+            let all = TiersBenchArgs { local: 0, remote: args.local + args.remote, ..args };
+            let [network, alone] =
+                [done, machine(all, 1).run(reads)].map(|done| done.share(done.sent + done.remote_hits));
+            let shares = [done.hits(), ideal.hits(), near, ideal_near, done.share(done.sent), network, alone];
+            println!("{name:38}{}", shares.map(|share| format!("{share:>9.4}")).concat());
         }
     }
     vec![
@@ -228,15 +120,12 @@ fn loss(args: TiersBenchArgs) -> f64 {
     for (_, reads) in traces(u64::from(args.remote)) {
         let window = reads.len() / 2..reads.len() / 2 + cache;
         let hits = [false, true].map(|is_lost| {
-            let mut machine = Machine::new(args, POOLS);
-            reads[..window.start].iter().for_each(|block| machine.read(*block));
+            let mut machine = machine(args, POOLS);
+            machine.run(reads[..window.start].iter().copied());
             if is_lost {
-                machine.engine.handle_disconnected(machine.now, REMOTE);
-                machine.act(0);
+                machine.lose(REMOTE);
             }
-            let before = machine.done.remote_hits;
-            reads[window.clone()].iter().for_each(|block| machine.read(*block));
-            machine.done.remote_hits - before
+            machine.run(reads[window.clone()].iter().copied()).remote_hits
         });
         // Where hardly anything hits, there is nothing to lose.
         if hits[0] * 20 > window.len() as u64 {

@@ -5,14 +5,12 @@ use super::exact::exact;
 use super::traces::{Event, Layout, below_guest, traces};
 use super::{CurveBenchArgs, Difference, sizes};
 use crate::index::cpu_ns;
+use crate::machine::{DISK, Sizes, config};
 use remoca_core::engine::{
-    Action, DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber,
+    Action, DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
 };
-use remoca_core::engine::{disk_numbers, layout};
-use remoca_core::rules::Rules;
-use remoca_core::units::{ByteRange, DiskIndex, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
+use remoca_core::units::{ByteRange, Nanos, PAGE_SIZE, PAGE_SIZE_U64, PageCount};
 
-const DISK: DiskIndex = DiskIndex(0);
 const SERVER: ServerNumber = ServerNumber(0);
 /// Time from one read to the next: no window ends before the trace.
 const STEP_NS: u64 = 1000;
@@ -38,22 +36,10 @@ pub struct Driven {
 
 impl Driven {
     pub fn new(setting: Setting, cache: u32, guest_pages: u32, seed: u64) -> Self {
-        let config = EngineConfig {
-            disks: disk_numbers(1),
-            key: u128::from(seed).to_le_bytes(),
-            seed,
-            cache: PageCount(if setting == Setting::Cache { cache } else { 0 }),
-            local: PageCount(0),
-            guest_memory: PageCount(guest_pages + 64),
-            has_port: setting != Setting::ReadsAlone,
-            frame_sample: 0,
-            send_window: 64,
-            fetch_limit: 64,
-            slots_per_turn: 1024,
-            pools: 16,
-            hedge: false,
-            rules: Rules::default(),
-        };
+        let cached = PageCount(if setting == Setting::Cache { cache } else { 0 });
+        let sizes = Sizes { local: PageCount(0), remote: cached, guest: PageCount(guest_pages + 64) };
+        let (key, has_port) = (u128::from(seed).to_le_bytes(), setting != Setting::ReadsAlone);
+        let config = EngineConfig { key, seed, has_port, ..config(sizes) };
         let mut engine = DiskEngine::new(&config, vec![0; layout(&config).words()]);
         engine.describe_disk(DISK, 1 << 52, false);
         engine.set_servers(Nanos(1), &[SERVER], Leaving::AtOnce);
