@@ -355,14 +355,15 @@ mod tests {
         // A pool that is another one since has only its own counters.
         observed.after.pools[1].generation = "2".into();
         assert_eq!(report_of(&observed).tiers.unwrap().remote.hits, 27);
-        // More on the network than without a local tier, and each kind of error.
-        observed.after.pools[1].pages_sent = 1000;
-        assert!(
-            report_of(&observed)
-                .expectations
-                .iter()
-                .any(|expected| !expected.met && expected.what.starts_with("Pages on"))
-        );
+        // More fetched than without a local tier, fewer hits, and each kind of error.
+        let is_unmet = |report: &Report, what: &str| {
+            report.judge().iter().any(|expected| !expected.met && expected.what.starts_with(what))
+        };
+        observed.after.pools[1].pages_received = 1000;
+        let mut report = report_of(&observed);
+        assert!(is_unmet(&report, "Pages fetched") && !is_unmet(&report, "Hit ratio"));
+        report.tiers.as_mut().unwrap().hit_ratio -= 0.011;
+        assert!(is_unmet(&report, "Hit ratio"));
         let spoil: [fn(&mut TierAct); 6] = [
             |tiers| tiers.act.warmup.outcome.io_errors = 1,
             |tiers| tiers.act.measured.outcome.wrong_signatures = 1,

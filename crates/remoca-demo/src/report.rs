@@ -293,15 +293,24 @@ impl Report {
             },
         ];
         if let Some(tiers) = &self.tiers {
-            let (found, without) = (tiers.network_pages, tiers.network_pages_without);
+            let (found, without) = (tiers.remote.pages_received, tiers.remote_alone.pages_received);
             expectations.push(Expectation {
-                what: "Pages on the network with a local tier".into(),
+                what: "Pages fetched over the network with a local tier".into(),
                 wanted: format!("fewer than the {without} without one"),
                 found: found.to_string(),
                 met: found < without && tiers.local.hits > 0,
             });
         }
         if !self.conditions.quick {
+            if let Some(tiers) = &self.tiers {
+                let least = self.cached.hit_ratio - 0.01;
+                expectations.push(at_least(
+                    "Hit ratio with a local tier, of the same size together",
+                    least,
+                    tiers.hit_ratio,
+                    4,
+                ));
+            }
             expectations.push(at_least("Evicted pages known by content", 0.98, self.evictions.known_ratio, 4));
             expectations.push(at_least("Speed-up of the mean read", 3.0, self.speedup, 2));
             expectations.push(at_least("Speed-up over that of an ideal cache (P15)", 0.9, self.p15_ratio, 3));
