@@ -85,7 +85,7 @@ fn explain(socket: &Path, error: &io::Error) -> Silence {
     match error.kind() {
         io::ErrorKind::NotFound => Silence::Gone(format!("there is no {shown}")),
         io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
-            Silence::Gone(format!("nobody answers at {shown}"))
+            Silence::Gone(format!("nobody answers at {shown}, which it has left behind"))
         }
         io::ErrorKind::WouldBlock => Silence::Hangs("it hangs, and its queue of clients is full".into()),
         io::ErrorKind::PermissionDenied => Silence::Failed(format!("{shown} is not open to this user")),

@@ -2,12 +2,13 @@
 
 use crate::curve::Prospect;
 use crate::diagnosis::Problem;
-use crate::figures::{Agent, Figures, ServerState};
+use crate::figures::{Agent, Figures};
 use crate::finding::Level;
 use crate::snapshot::Snapshot;
 use crate::text::{micros, percent, rate, show_seconds};
 use crate::vm::Vm;
 use remoca_io::show::show_size;
+use remoca_protocol::control::PoolStatus;
 use serde::Serialize;
 
 /// One column.
@@ -58,7 +59,7 @@ pub const COLUMNS: [Column; 13] = [
         maybe(gain, |gain| gain.map_or("-".into(), |gain| format!("{:+.1}", gain * 100.0)))
     }),
     text("agent", "AGENT", AGENT, |_, vm| none(agent(vm.agent))),
-    text("server", "SERVER", SERVER, |_, vm| none(server(vm.server))),
+    text("server", "SERVER", SERVER, |_, vm| none(vm.server.words())),
     text("from", "MEMORY FROM", "servers that the memory is from, and how much", |vm, _| none(&memory_from(vm))),
 ];
 
@@ -112,8 +113,13 @@ fn level(name: &str, problems: &[Problem]) -> Level {
 fn memory_from(vm: &Vm) -> String {
     let Some(shown) = &vm.status else { return "-".into() };
     let pools = shown.status.pools.iter().map(|pool| {
-        let place = if pool.is_mapped { "this host" } else { pool.server.trim_start_matches("tcp:") };
-        format!("{place} {}", show_size(pool.granted_bytes))
+        let place = match pool {
+            PoolStatus { is_local_tier: true, .. } => "local tier",
+            PoolStatus { is_mapped: true, .. } => "this host",
+            PoolStatus { server, .. } => server.trim_start_matches("tcp:"),
+        };
+        let state = if pool.state == "draining" { " (draining)" } else { "" };
+        format!("{place} {}{state}", show_size(pool.granted_bytes))
     });
     let all = pools.collect::<Vec<_>>().join(", ");
     if all.is_empty() { "-".into() } else { all }
@@ -125,15 +131,6 @@ fn agent(agent: Agent) -> &'static str {
         Agent::NotHeard => "no",
         Agent::Running => "yes",
         Agent::SilentFor(_) => "silent",
-    }
-}
-
-fn server(state: ServerState) -> &'static str {
-    match state {
-        ServerState::None => "-",
-        ServerState::Unreachable => "unreachable",
-        ServerState::Connected => "connected",
-        ServerState::LeftAlone => "left alone",
     }
 }
 
@@ -158,8 +155,21 @@ fn each_second(vm: &Figures, count: u64) -> Cell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{snapshot, status};
+    use crate::testing::{full_status, snapshot, status};
     use serde_json::json;
+
+    #[test]
+    fn each_pool_is_said_to_be_where_it_is() {
+        let mut status = full_status(1, 1);
+        status.pools[1].state = "draining".into();
+        let shown = |status: &remoca_protocol::control::Status| memory_from(&snapshot(vec![Ok(status.clone())]).vms[0]);
+        assert_eq!(shown(&status), "donor1:7070 1G, donor2:7070 512M (draining), this host 512M");
+        status.pools[2].is_local_tier = true;
+        status.pools.truncate(3);
+        assert!(shown(&status).ends_with(", local tier 512M"));
+        status.pools.clear();
+        assert_eq!(shown(&status), "-");
+    }
 
     #[test]
     fn a_row_has_a_cell_for_each_column() {

@@ -1,6 +1,6 @@
 //! Everything about one VM, as lines of a label and a text. Pure.
 
-use crate::figures::{Agent, Figures, ServerState, Taken, disk_us, each_second, traffic};
+use crate::figures::{Agent, Figures, ServerState, Taken, counter_since, disk_us, each_second, traffic};
 use crate::text::{rate, show_seconds, size_of_rate};
 use remoca_io::show::show_size;
 use remoca_protocol::control::{
@@ -87,10 +87,7 @@ impl Lines {
 
     /// Adds what the cache is good for: where blocks came from, and the time that this saved.
     fn add_use(&mut self, status: &Status, earlier: Option<&Status>) {
-        let count = |name: &str| {
-            let value = |status: &Status| status.counters.get(name).copied().unwrap_or(0);
-            value(status).saturating_sub(earlier.map_or(0, value))
-        };
+        let count = |name: &str| counter_since(status, earlier, name);
         let (hits, zeroes) = (count("hit_blocks"), count("zero_blocks"));
         let disk = count("missed_blocks") + count("covered_blocks");
         let figures = Figures::of(status, earlier);

@@ -46,7 +46,7 @@ pub struct Figures {
     pub evicted: u64,
     /// Evicted pages that the disk is known to hold.
     pub known: u64,
-    /// Address of the memory server that has the pool.
+    /// Address of the memory server that has the pool, the local tier, and the number of pools that drain.
     #[serde(skip)]
     pub pool_at: Option<String>,
     /// Names of the disks on which a flush failed.
@@ -90,17 +90,13 @@ pub enum ServerState {
 impl Figures {
     /// Returns the figures of `status`: since `earlier`, an older status of the same program, or since it started.
     pub fn of(status: &Status, earlier: Option<&Status>) -> Self {
-        let count = |name: &str| {
-            let value = |status: &Status| status.counters.get(name).copied().unwrap_or(0);
-            value(status).saturating_sub(earlier.map_or(0, value))
-        };
+        let count = |name: &str| counter_since(status, earlier, name);
         let hit_blocks = count("hit_blocks") + count("zero_blocks");
         // Frames of zeroes were never used, so they do not count as evictions.
         let frames = count("frames_looked_at").saturating_sub(count("frames_zero"));
         let evicted = count("evictions_reported") + frames;
         let taken = |summary: fn(&Status) -> &LatencySummary| Taken::since(summary(status), earlier.map(summary));
         let hits = taken(|status| &status.latency.read_from_cache);
-        let pool = status.servers.iter().find(|server| server.in_use);
         let failed = status.disks.iter().filter(|disk| disk.failed_flush.is_some());
         Self {
             name: status.name.clone(),
@@ -123,7 +119,7 @@ impl Figures {
             saved_s: disk_us(status, earlier.is_some()).map(|us| hits.saved_s(us)),
             evicted,
             known: evicted.saturating_sub(count("evictions_unmatched") + count("frames_unmatched")),
-            pool_at: pool.map(|server| server.endpoint.clone()),
+            pool_at: pool_at(status),
             failed_flushes: failed.map(|disk| disk.name.clone()).collect(),
         }
     }
@@ -190,6 +186,24 @@ pub fn is_same_program(earlier: &Status, status: &Status) -> bool {
 #[must_use]
 pub fn counter(status: &Status, name: &str) -> u64 {
     status.counters.get(name).copied().unwrap_or(0)
+}
+
+/// Returns by how much a counter has grown since `earlier`, an older status of the same program, or since it started.
+#[must_use]
+pub fn counter_since(status: &Status, earlier: Option<&Status>, name: &str) -> u64 {
+    counter(status, name).saturating_sub(earlier.map_or(0, |earlier| counter(earlier, name)))
+}
+
+/// Returns in short where the pools are, or `None` if there is none.
+fn pool_at(status: &Status) -> Option<String> {
+    let server = status.servers.iter().find(|server| server.in_use && !server.is_local_tier);
+    let tier = status.pools.iter().any(|pool| pool.is_local_tier).then(|| "local tier".to_owned());
+    let draining = match status.pools.iter().filter(|pool| pool.state == "draining").count() {
+        0 => None,
+        count => Some(format!("{count} draining")),
+    };
+    let parts: Vec<_> = server.map(|server| server.endpoint.clone()).into_iter().chain(tier).chain(draining).collect();
+    (!parts.is_empty()).then(|| parts.join(" + "))
 }
 
 /// Returns `count` for each of `seconds`, or 0 for a period of no length.
@@ -274,6 +288,17 @@ impl ServerState {
             Some(_) => Self::LeftAlone,
         }
     }
+
+    /// Returns the state in words, or `-` without a server.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::None => "-",
+            Self::Unreachable => "unreachable",
+            Self::Connected => "connected",
+            Self::LeftAlone => "left alone",
+        }
+    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people to read")]
@@ -285,6 +310,7 @@ fn ratio(part: u64, all: u64) -> Option<f64> {
 mod tests {
     use super::*;
     use crate::testing::status;
+    use remoca_protocol::control::{KnownServerStatus, PoolStatus};
     use serde_json::{Value, json};
 
     #[test]
@@ -336,6 +362,27 @@ mod tests {
         server.connected = false;
         assert_eq!(ServerState::of(Some(&server)), ServerState::Unreachable);
         assert_eq!(ServerState::of(None), ServerState::None);
+    }
+
+    #[test]
+    fn pools_are_said_in_short() {
+        let mut status = status(json!({}), [0, 0], [0, 0]);
+        let pool = |state: &str, is_local_tier: bool| {
+            serde_json::from_value::<PoolStatus>(json!({"server": "s", "state": state, "is_mapped": is_local_tier,
+                "is_local_tier": is_local_tier, "generation": "1", "granted_bytes": 0, "pages_sent": 0, "pages_requested": 0,
+                "pages_received": 0, "pages_taken_back": 0}))
+            .unwrap()
+        };
+        let local = KnownServerStatus { is_local_tier: true, ..status.servers[1].clone() };
+        status.servers.insert(0, local);
+        status.pools = vec![pool("draining", false), pool("connected", true), pool("connected", false)];
+        let at = |status: &Status| Figures::of(status, None).pool_at;
+        assert_eq!(at(&status).as_deref(), Some("unix:/s + local tier + 1 draining"));
+        status.servers.clear();
+        status.pools.truncate(1);
+        assert_eq!(at(&status).as_deref(), Some("1 draining"));
+        status.pools.clear();
+        assert_eq!(at(&status), None);
     }
 
     #[test]

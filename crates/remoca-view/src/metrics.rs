@@ -54,10 +54,12 @@ enum Kind {
 pub const METRICS: [Metric; 38] = [
     gauge("uptime_seconds", "Time since the program started.", |_, shown| Some(shown.status.uptime_s)),
     gauge("cache_enabled", "Whether the cache is on.", |_, shown| flag(shown.status.cache.enabled)),
-    gauge("cache_wanted_bytes", "Size of the cache that is wanted.", |_, shown| {
-        number(shown.status.cache.wanted_bytes)
+    gauge("cache_wanted_bytes", "Size of the cache that is wanted, in all tiers.", |_, shown| {
+        number(shown.status.cache.wanted_bytes + shown.status.cache.local_wanted_bytes)
     }),
-    gauge("cache_granted_bytes", "Memory that the servers grant.", |_, shown| number(shown.status.cache.granted_bytes)),
+    gauge("cache_granted_bytes", "Memory that the servers grant, in all tiers.", |_, shown| {
+        number(shown.status.cache.granted_bytes + shown.status.cache.local_granted_bytes)
+    }),
     gauge("cache_used_bytes", "Memory that holds pages.", |_, shown| number(shown.figures.used_bytes)),
     gauge("pools", "Pools that the cache is made of.", |_, shown| number(shown.status.pools.len() as u64)),
     gauge("pools_of_this_host", "Pools in memory of this host.", |_, shown| {
@@ -298,12 +300,17 @@ mod tests {
     fn a_vm_that_does_not_answer_is_down_and_names_are_escaped() {
         let mut odd = status(json!({}), [0; 2], [0; 2]);
         odd.name = "a\"b\\c\nd".into();
-        odd.cache.local_granted_bytes = 1 << 30;
+        (odd.cache.local_wanted_bytes, odd.cache.local_granted_bytes) = (1 << 31, 1 << 30);
         let text = text(&snapshot(vec![Ok(odd), Err("gone")]), Form::Prometheus);
         assert!(text.contains("remoca_vm_up{vm=\"gone\"} 0\n") && text.contains("remoca_vms_answering 1\n"), "{text}");
         assert!(text.contains("remoca_vm_up{vm=\"a\\\"b\\\\c\\nd\"} 1\n"));
         assert!(!text.contains("remoca_vm_reads_total{vm=\"gone\"}"));
         assert!(text.contains("\nremoca_local_tier_granted_bytes 1073741824\n"), "{text}");
+        // Beside 8 KiB elsewhere.
+        for (part, bytes) in [("granted", 1_073_750_016_u64), ("wanted", 2_147_491_840)] {
+            let line = text.lines().find(|line| line.starts_with(&format!("remoca_vm_cache_{part}_bytes{{")));
+            assert!(line.is_some_and(|line| line.ends_with(&format!(" {bytes}"))), "{line:?}");
+        }
         assert!(!text.contains("\nremoca_host_given_bytes"), "there is no daemon");
     }
 }

@@ -49,6 +49,8 @@ pub struct Taker {
     taken: u64,
     host: String,
     pasts: BTreeMap<PathBuf, Known>,
+    /// When each process was asked for its curve last, in seconds since 1970, whether or not it answered.
+    curves_asked_s: BTreeMap<PathBuf, f64>,
 }
 
 /// What is known of a VM from before.
@@ -61,7 +63,6 @@ struct Known {
 }
 
 struct KnownCurve {
-    read_s: f64,
     curve: Arc<CurveStatus>,
     prospect: Option<Prospect>,
 }
@@ -79,14 +80,16 @@ impl Taker {
         self.taken > 0
     }
 
-    /// Returns those of `sockets` whose curve was read longest ago, at most `count` of them, if that was before `before_s`.
-    #[must_use]
-    pub fn wanted_curves(&self, sockets: &[PathBuf], before_s: f64, count: usize) -> Vec<PathBuf> {
-        let read_s =
-            |socket| self.pasts.get(socket).and_then(|known| Some(known.curve.as_ref()?.read_s)).unwrap_or(f64::MIN);
-        let mut old: Vec<_> = sockets.iter().filter(|socket| read_s(*socket) < before_s).collect();
-        old.sort_by(|one, other| read_s(*one).total_cmp(&read_s(*other)));
-        old.into_iter().take(count).cloned().collect()
+    /// Returns those of `sockets` that are to be asked for their curve at `now_s`: at most `count` of them, which were asked longest
+    /// ago, and `age_s` before that or earlier. One that hangs or has no curve has its turn as all others.
+    pub fn curves_to_ask(&mut self, sockets: &[PathBuf], now_s: f64, age_s: f64, count: usize) -> Vec<PathBuf> {
+        self.curves_asked_s.retain(|socket, _| sockets.contains(socket));
+        let asked_s = |socket: &PathBuf| self.curves_asked_s.get(socket).copied().unwrap_or(f64::MIN);
+        let mut old: Vec<_> = sockets.iter().filter(|socket| asked_s(socket) <= now_s - age_s).cloned().collect();
+        old.sort_by(|one, other| asked_s(one).total_cmp(&asked_s(other)));
+        old.truncate(count);
+        self.curves_asked_s.extend(old.iter().map(|socket| (socket.clone(), now_s)));
+        old
     }
 
     /// Returns the next snapshot, which has these answers and was taken at `now_s`. What is known of a VM that is not among them is
@@ -130,7 +133,7 @@ impl Known {
     fn look(&mut self, answer: Answer, snapshot: u64, now_s: f64) -> Vm {
         if let Some(curve) = answer.curve {
             let prospect = Prospect::of(&curve, now_s);
-            self.curve = Some(KnownCurve { read_s: now_s, curve: Arc::new(curve), prospect });
+            self.curve = Some(KnownCurve { curve: Arc::new(curve), prospect });
         }
         let stem = || answer.socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (status, silence, lately) = match answer.status {
@@ -200,7 +203,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{curve, full_status, snapshot};
+    use crate::testing::{full_status, snapshot};
 
     fn answer(socket: &str, status: Result<Status, Silence>) -> Answer {
         Answer { socket: socket.into(), status, curve: None }
@@ -237,14 +240,15 @@ mod tests {
     fn curves_are_read_in_turn() {
         let sockets: Vec<PathBuf> = ["/a", "/b", "/c"].map(PathBuf::from).to_vec();
         let mut taker = Taker::default();
-        assert_eq!(taker.wanted_curves(&sockets, 100.0, 2), sockets[..2]);
-        let all = sockets.iter().map(|socket| Answer {
-            curve: (socket != &sockets[1]).then(curve),
-            ..answer(&socket.display().to_string(), Ok(full_status(1, 1)))
-        });
-        taker.next(all.collect(), 70.0, None);
-        assert_eq!(taker.wanted_curves(&sockets, 60.0, 3), sockets[1..2], "the others are new");
-        assert_eq!(taker.wanted_curves(&sockets, 100.0, 1), sockets[1..2]);
+        let mut ask = |now_s: f64, count: usize| taker.curves_to_ask(&sockets, now_s, 60.0, count);
+        assert_eq!(ask(100.0, 2), sockets[..2]);
+        assert_eq!(ask(105.0, 2), sockets[2..], "the others were asked, though none has answered");
+        assert!(ask(159.0, 3).is_empty());
+        assert_eq!(ask(160.0, 1), sockets[..1]);
+        assert_eq!(ask(165.0, 1), sockets[1..2]);
+        assert_eq!(ask(170.0, 3), sockets[2..]);
+        assert!(taker.curves_to_ask(&sockets[1..], 175.0, 60.0, 3).is_empty());
+        assert_eq!(taker.curves_to_ask(&sockets, 180.0, 60.0, 3), sockets[..1], "it went, and has come again");
     }
 
     #[test]

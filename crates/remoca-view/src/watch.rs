@@ -30,8 +30,7 @@ impl Watch {
     /// Returns what takes a snapshot of the processes at `sockets` every `interval`.
     #[must_use]
     pub fn new(sockets: Sockets, interval: Duration) -> Self {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Self { sockets, interval, asker: Asker::default(), host: HostAsker::default(), taker: Taker::new(host) }
+        Self { sockets, interval, asker: Asker::default(), host: HostAsker::default(), taker: Taker::new(host_name()) }
     }
 
     /// Returns the same with the reports of the daemon that has this socket, if it runs.
@@ -50,7 +49,7 @@ impl Watch {
         let share = (sockets.len() as f64 * self.interval.as_secs_f64() / CURVE_AGE_S).ceil() as usize;
         let is_first = !self.taker.has_taken();
         let share = if is_first { sockets.len() } else { share.max(1) };
-        let curves = self.taker.wanted_curves(&sockets, unix_s() - CURVE_AGE_S, share);
+        let curves = self.taker.curves_to_ask(&sockets, unix_s(), CURVE_AGE_S, share);
         let (answers, report) = tokio::join!(self.asker.ask(&sockets, &curves), self.host.ask());
         self.taker.next(answers, unix_s(), report)
     }
@@ -67,13 +66,13 @@ impl Watch {
     }
 }
 
-/// Returns one snapshot of the processes at `sockets`.
+/// Returns one snapshot of the processes at `sockets`, without curves.
 ///
 /// # Errors
 /// If the system has no descriptors left.
-pub fn take_one(sockets: Vec<PathBuf>) -> io::Result<Snapshot> {
-    let sockets = Box::new(move || sockets.clone());
-    Ok(runtime()?.block_on(Watch::new(sockets, Duration::from_secs(1)).take()))
+pub fn take_one(sockets: &[PathBuf]) -> io::Result<Snapshot> {
+    let answers = runtime()?.block_on(Asker::default().ask(sockets, &[]));
+    Ok(Taker::new(host_name()).next(answers, unix_s(), None))
 }
 
 /// Returns a runtime for one thread, in a process that may have as many files open as it is allowed.
@@ -85,6 +84,10 @@ pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
     // A VM takes one while it is asked. Without more, some are not asked, and that is said of them.
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 fn unix_s() -> f64 {

@@ -56,7 +56,7 @@ fn of_all(args: &CheckArgs) -> Result<()> {
     if sockets.is_empty() {
         bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere());
     }
-    let snapshot = remoca_view::watch::take_one(sockets)?;
+    let snapshot = remoca_view::watch::take_one(&sockets)?;
     let (problems, count) = (&snapshot.problems, snapshot.vms.len());
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -132,7 +132,7 @@ fn files(vm: &Vm) -> Option<Finding> {
 /// Asks each memory server what it could give.
 fn servers(vm: &Vm) -> Vec<Finding> {
     // Each with what is wanted of it, and whether it is that of the local tier.
-    let endpoints: Vec<(Endpoint, u64, bool)> = match &vm.running {
+    let mut endpoints: Vec<(Endpoint, u64, bool)> = match &vm.running {
         Some(status) => {
             let parsed = |server: &KnownServerStatus| {
                 let CacheStatus { wanted_bytes, local_wanted_bytes, .. } = status.cache;
@@ -143,10 +143,10 @@ fn servers(vm: &Vm) -> Vec<Finding> {
         }
         None => {
             let listed = vm.options.servers.iter().map(|server| (server.clone(), vm.options.cache, false));
-            let local = (vm.options.local_server.clone(), vm.options.local, true);
-            listed.chain([local].into_iter().filter(|(_, wanted, _)| *wanted > 0)).collect()
+            listed.chain([(vm.options.local_server.clone(), vm.options.local, true)]).collect()
         }
     };
+    endpoints.retain(|(_, wanted, is_local)| !is_local || *wanted > 0);
     if endpoints.is_empty() {
         let advice = "Name one with --server, or with `server` in the configuration";
         return vec![Finding::warning("server", "there is no memory server, so nothing is cached", advice)];

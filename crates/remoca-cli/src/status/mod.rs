@@ -13,7 +13,7 @@ use clap::{Args, ValueEnum};
 use remoca_protocol::control::{Command, Status};
 use remoca_view::address::Address;
 use remoca_view::details::{self, Detail};
-use remoca_view::figures::{Figures, is_same_program};
+use remoca_view::figures::{Figures, counter_since, is_same_program};
 use remoca_view::vm::Silence;
 use remoca_view::{Shown, client, text};
 use std::collections::{BTreeSet, HashMap};
@@ -330,9 +330,8 @@ fn show_all(out: &mut impl Write, vm: &Line<'_>, view: View) -> Result<()> {
     for Detail { label, text } in details::of(status, *earlier) {
         writeln!(out, "  {label:<11} {text}")?;
     }
-    for (name, value) in &status.counters {
-        let before = earlier.map_or(0, |earlier| earlier.counters.get(name).copied().unwrap_or(0));
-        writeln!(out, "  {name:<26} {:>12}", value.saturating_sub(before))?;
+    for name in status.counters.keys() {
+        writeln!(out, "  {name:<26} {:>12}", counter_since(status, *earlier, name))?;
     }
     Ok(())
 }

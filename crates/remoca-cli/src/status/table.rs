@@ -2,7 +2,7 @@
 //! of later intervals align.
 
 use crate::size::show_size;
-use remoca_view::figures::{Agent, Figures, ServerState};
+use remoca_view::figures::{Agent, Figures};
 use remoca_view::text::{micros, percent, rate, show_seconds, show_time};
 
 /// One column.
@@ -52,7 +52,7 @@ pub const COLUMNS: [Column; 19] = [
         "memory that the servers grant, in all tiers",
     ),
     column("USED", 6, Right, |vm, _| show_size(vm.used_bytes), "memory that holds pages now"),
-    column("SERVER", 11, Left, |vm, _| server(vm.server).into(), SERVER),
+    column("SERVER", 11, Left, |vm, _| vm.server.words().into(), SERVER),
     column("READS", 7, Right, |vm, view| count(vm, view, vm.reads), "reads of the guest").with_rate("READ/s"),
     column("READ", 6, Right, |vm, view| bytes(vm, view, vm.read_bytes), "bytes read").with_rate("rB/s"),
     column("WRITES", 7, Right, |vm, view| count(vm, view, vm.writes), "writes of the guest").with_rate("WRITE/s"),
@@ -64,7 +64,7 @@ pub const COLUMNS: [Column; 19] = [
     column("EVICTED", 8, Right, |vm, view| count(vm, view, vm.evicted), "pages that the guest evicted")
         .with_rate("EVICT/s"),
     column("KNOWN%", 7, Right, |vm, _| percent(vm.known_ratio()), KNOWN),
-    column("POOL AT", 0, Left, |vm, _| pool_and_faults(vm), "memory server that has the pages; -v shows all servers"),
+    column("POOL AT", 0, Left, |vm, _| pool_and_faults(vm), POOL_AT),
 ];
 
 const AGENT: &str = "whether the agent in the guest reports (every ten seconds); 5m: silent for so long; no: not heard since the \
@@ -75,6 +75,8 @@ const SAVED: &str = "time that reads were shorter by: reads without the disk x (
                      the cache makes the guest slower";
 const KNOWN: &str = "share of the evicted pages that the disk is known to hold; low with dm-crypt or a compressed file system \
                      in the guest, and the agent then almost stops";
+
+const POOL_AT: &str = "memory server that has the pages, whether there is a local tier, and how many pools are drained; -v shows all of them";
 
 const fn column(
     heading: &'static str,
@@ -146,15 +148,6 @@ fn agent(agent: Agent) -> String {
     }
 }
 
-fn server(state: ServerState) -> &'static str {
-    match state {
-        ServerState::None => "-",
-        ServerState::Unreachable => "unreachable",
-        ServerState::Connected => "connected",
-        ServerState::LeftAlone => "left alone",
-    }
-}
-
 fn count(vm: &Figures, view: View, count: u64) -> String {
     match view {
         View::Totals => count.to_string(),
@@ -177,7 +170,7 @@ fn pool_and_faults(vm: &Figures) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoca_view::figures::Taken;
+    use remoca_view::figures::{ServerState, Taken};
     use remoca_view::testing::status;
     use serde_json::json;
 

@@ -56,6 +56,12 @@ fn remote(machine: &Machine) -> PoolStatus {
     pools(machine)[1].clone().expect("there is another tier")
 }
 
+/// Returns what screens name as wrong with servers: the cause, and the address.
+fn wrong_servers(machine: &Machine) -> Vec<(String, String)> {
+    let problems = remoca_view::diagnosis::of_status(&machine.status()).into_iter();
+    problems.filter_map(|wrong| Some((wrong.cause, wrong.finding.what.strip_prefix("server ")?.to_owned()))).collect()
+}
+
 /// Runs until the guest has received `count` more blocks from each tier.
 #[track_caller]
 fn run_until_both_hit(machine: &mut Machine, count: u64) {
@@ -111,10 +117,14 @@ fn either_server_may_be_killed() {
     let generation = local(&machine).generation;
     servers.local.program.kill();
     machine.run_until("its server is away", |machine| local(machine).state == "away");
+    assert_eq!(wrong_servers(&machine), [("server-away".to_owned(), servers.local.local_address())]);
     run_until_both_hit(&mut machine, 100);
     assert_eq!((local(&machine).generation.clone(), machine.counter("disconnections")), (generation.clone(), 0));
     servers.remote.program.kill();
     machine.run_until("the other tier is lost", |machine| pools(machine)[1].is_none());
+    let status = machine.status().server.unwrap();
+    assert_eq!((status.endpoint.as_str(), status.connected), (servers.remote.address.as_str(), false), "{status:?}");
+    assert_eq!(wrong_servers(&machine)[0], ("server-unreachable".to_owned(), servers.remote.address.clone()));
     let hits = local(&machine).hits;
     machine.run_until("the local tier goes on alone", |machine| local(machine).hits > hits + 100);
     servers.remote.restart();

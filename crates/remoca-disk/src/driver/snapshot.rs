@@ -31,16 +31,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
         started: if vm.warmth.cold_reason().is_none() { "warm".into() } else { "cold".into() },
         cold_reason: vm.warmth.cold_reason().cloned(),
         notice: vm.notice.clone(),
-        server: vm.servers.link().and_then(ServerLink::current).map(|server| ServerStatus {
-            endpoint: server.endpoint.to_string(),
-            connected: engine.connected,
-            breaker: match engine.hedging.breaker {
-                BreakerState::Closed => "closed".into(),
-                BreakerState::Open => "open".into(),
-                BreakerState::HalfOpen => "half-open".into(),
-            },
-            error: if engine.connected { None } else { server.error() },
-        }),
+        server: vm.servers.link().and_then(|link| Some(server_status(link, link.current()?, engine.hedging.breaker))),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
         pools: vm.servers.link().map(|link| pools(link, &engine)).unwrap_or_default(),
         cache: cache_status(&engine, &stats, vm.servers.local_server().map(|server| server.to_string())),
@@ -92,6 +83,21 @@ fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {
         nbd_clients: disk.frontend.nbd_clients(),
         offers_more: disk.frontend.has_news(),
         traffic: disk.traffic,
+    }
+}
+
+/// Returns the status of a server. The local tier may have a session while this one has none.
+fn server_status(link: &ServerLink, server: &KnownServer, breaker: BreakerState) -> ServerStatus {
+    let connected = link.has_session(server.number);
+    ServerStatus {
+        endpoint: server.endpoint.to_string(),
+        connected,
+        breaker: match breaker {
+            BreakerState::Closed => "closed".into(),
+            BreakerState::Open => "open".into(),
+            BreakerState::HalfOpen => "half-open".into(),
+        },
+        error: if connected { None } else { server.error() },
     }
 }
 

@@ -238,7 +238,7 @@ impl ServerLink {
     /// the list.
     pub fn current(&self) -> Option<&KnownServer> {
         let is_there = |server: &&KnownServer| self.sessions.contains(server.number) && !self.is_local(server);
-        let is_latest = |server: &&KnownServer| Some(server.number) == self.latest;
+        let is_latest = |server: &&KnownServer| Some(server.number) == self.latest && !self.is_local(server);
         let with_session = || self.servers().iter().filter(is_there);
         let with_session = with_session().find(is_latest).or_else(|| with_session().next());
         let with_session = with_session.or_else(|| self.servers.iter().find(is_there));

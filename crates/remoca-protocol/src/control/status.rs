@@ -60,7 +60,7 @@ pub struct MigrationStatus {
     pub news: Option<String>,
 }
 
-/// Status of the memory server.
+/// Status of the memory server: that of the local tier only if there is no other.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ServerStatus {
     pub endpoint: String,

@@ -38,7 +38,7 @@ pub struct Problem {
 type Rule = (&'static str, fn(&Vm, &Shown) -> Option<Found>);
 
 /// All rules, in the order in which their problems are shown.
-const RULES: [Rule; 24] = [
+const RULES: [Rule; 25] = [
     ("failed-flush", disk::failed_flush),
     ("disk-unreachable", disk::unreachable),
     ("image-shrunk", disk::shrunk),
@@ -49,6 +49,7 @@ const RULES: [Rule; 24] = [
     ("slow-disk", disk::slow),
     ("slow-server", server::slow),
     ("server-unreachable", server::unreachable),
+    ("server-away", server::away),
     ("full-server", server::full),
     ("server-lost-pages", server::lost_pages),
     ("agent-gone", |_, shown| guest::agent(&shown.status).and_then(Found::from_finding)),
@@ -116,9 +117,10 @@ fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
             "process-gone",
             Found::failed(
                 "process",
-                format!("it has ended without removing its socket: {text}. A guest of it hangs"),
+                format!("it does not run: {text}. A guest of it hangs"),
                 format!(
-                    "`systemctl status remoca-disk@{name}` says why, `systemctl start` starts it. If the VM is gone for good: rm {socket}"
+                    "`systemctl status remoca-disk@{name}` says why, `systemctl start` starts it. If the VM is gone for good: \
+                     `remoca forget {name} --control {socket}`"
                 ),
             ),
         ),

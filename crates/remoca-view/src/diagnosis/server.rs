@@ -6,7 +6,7 @@ use crate::shown::Shown;
 use crate::text::milliseconds;
 use crate::vm::Vm;
 use remoca_io::show::show_size;
-use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus};
+use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus, Status};
 
 /// Usual time of a read from a memory server up to which it is as fast as it should be, in microseconds.
 const FAST_US: f64 = 1_000.0;
@@ -16,8 +16,8 @@ const ENOUGH: u64 = 100;
 pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.wrong_pages, vm.lately.period());
     let server = shown.status.server.as_ref();
-    let endpoints =
-        in_use(shown).unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
+    let endpoints = in_use(shown, |_| true)
+        .unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
     let found =
         format!("it lies: {count} pages were not what this VM had sent there ({period}). The guest got none of them");
     let advice =
@@ -44,7 +44,7 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
     };
     let what_now = if is_left_alone { "the disk answers all reads" } else { "the disk answers what is late" };
     let found = format!("slow: {time}; {late} reads were late {}; {what_now}", vm.lately.period());
-    let endpoints = in_use(shown).unwrap_or_else(|| server.endpoint.clone());
+    let endpoints = in_use(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
     let advice = "Look at the load of that host and at the network to it (`remoca check` measures the way). Name another server meanwhile";
     Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
 }
@@ -71,12 +71,34 @@ pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
     let is_on = shown.status.cache.enabled;
     let server = shown.status.server.as_ref().filter(|server| is_on && !server.connected)?;
     let reason = server.error.clone().unwrap_or_else(|| "no answer yet".into());
-    let found = format!("not connected: {reason}. Reads go to the disk");
+    let reads = if shown.status.cache.local_granted_bytes > 0 { "Reads beyond the local tier" } else { "Reads" };
+    let found = format!("not connected: {reason}. {reads} go to the disk");
     let advice = format!(
         "Does `remoca serve` run there (`systemctl status remoca-serve`), and is the way open? `remoca check {}` tries it",
         shown.status.name
     );
     Some(Found::warning(format!("server {}", server.endpoint), found, advice).of_server(&server.endpoint))
+}
+
+/// Names a server of this host that is away: its pool is in use meanwhile. Also that of a local tier which is not there yet.
+pub fn away(_: &Vm, shown: &Shown) -> Option<Found> {
+    let Status { cache, servers, pools, server, .. } = &shown.status;
+    if !cache.enabled {
+        return None;
+    }
+    let advice = "Does `remoca serve` run on this host? See `systemctl status remoca-serve`";
+    let away = |endpoint: &str, found: String| {
+        Some(Found::warning(format!("server {endpoint}"), found, advice).of_server(endpoint))
+    };
+    if let Some(pool) = pools.iter().find(|pool| pool.state == "away") {
+        return away(&pool.server, "away: its pool is in use as before, but cannot grow".into());
+    }
+    let is_missing = |server: &&KnownServerStatus| server.is_local_tier && !server.in_use;
+    let local = servers.iter().find(is_missing).filter(|_| cache.local_wanted_bytes > 0)?;
+    // Without other servers it is what `unreachable` names.
+    let is_named = server.as_ref().is_some_and(|server| server.endpoint == local.endpoint);
+    let reason = local.error.as_deref().unwrap_or("no answer yet");
+    if is_named { None } else { away(&local.endpoint, format!("there is no local tier: {reason}")) }
 }
 
 pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
@@ -91,7 +113,7 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
             |bytes| format!("{} has at most {} for it", known.endpoint, show_size(bytes)),
         )
     };
-    let listed = shown.status.servers.iter().filter(|server| !server.is_local_tier);
+    let listed = shown.status.servers.iter().filter(|server| is_remote(server));
     let offers: Vec<_> = listed.map(offer).collect();
     let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
     let found = format!("full: {granted} of the {wanted} wanted are granted; {}", offers.join(", "));
@@ -99,7 +121,7 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
         "Name another server, give `remoca serve` more --memory there, or want less: `remoca set {} --cache {granted}`",
         shown.status.name
     );
-    let endpoints = in_use(shown).unwrap_or_else(|| server.endpoint.clone());
+    let endpoints = in_use(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
     Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
 }
 
@@ -131,9 +153,13 @@ fn asked(shown: &Shown) -> Option<&ServerStatus> {
     shown.status.server.as_ref().filter(|server| is_on && server.connected)
 }
 
-/// Returns the addresses of all servers that have a pool, or `None` if none has.
-fn in_use(shown: &Shown) -> Option<String> {
-    let all: Vec<_> =
-        shown.status.servers.iter().filter(|server| server.in_use).map(|server| server.endpoint.as_str()).collect();
+fn is_remote(server: &KnownServerStatus) -> bool {
+    !server.is_local_tier
+}
+
+/// Returns the addresses of those servers that have a pool, or `None` if none of them has.
+fn in_use(shown: &Shown, is_one: fn(&KnownServerStatus) -> bool) -> Option<String> {
+    let servers = shown.status.servers.iter().filter(|server| server.in_use && is_one(server));
+    let all: Vec<_> = servers.map(|server| server.endpoint.as_str()).collect();
     (!all.is_empty()).then(|| all.join(" or "))
 }

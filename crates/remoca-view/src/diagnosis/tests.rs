@@ -3,7 +3,7 @@
 use super::*;
 use crate::snapshot::{Answer, Taker};
 use crate::testing::{full_status, snapshot};
-use remoca_protocol::control::NormalLatency;
+use remoca_protocol::control::{KnownServerStatus, NormalLatency, PoolStatus};
 
 /// Returns the problems of one VM with a change.
 fn problems(change: impl Fn(&mut Status)) -> Vec<Problem> {
@@ -23,6 +23,31 @@ fn expect_first(cause: &str, words: &[&str], change: impl Fn(&mut Status)) {
 
 fn set(status: &mut Status, counter: &str, value: u64) {
     status.counters.insert(counter.into(), value);
+}
+
+/// Adds a local tier whose pool is in this state.
+fn add_local_tier(status: &mut Status, state: &str) {
+    (status.cache.local_wanted_bytes, status.cache.local_granted_bytes) = (1 << 20, 1 << 20);
+    let (server, pool) = (&status.servers[0], &status.pools[0]);
+    let (endpoint, error) = ("local:/s".to_owned(), Some("refused".to_owned()));
+    let server = KnownServerStatus { endpoint: endpoint.clone(), is_local_tier: true, error, ..server.clone() };
+    let pool = PoolStatus { server: endpoint, is_local_tier: true, state: state.into(), ..pool.clone() };
+    status.servers.push(server);
+    status.pools.push(pool);
+}
+
+/// A cache of the local tier alone has one server, which is named once.
+#[test]
+fn a_local_tier_that_is_all_of_the_cache_is_named_once() {
+    let alone = problems(|status| {
+        add_local_tier(status, "connected");
+        status.servers.retain(|server| server.is_local_tier);
+        status.servers[0].in_use = false;
+        status.pools.clear();
+        let server = status.server.as_mut().expect("a server");
+        (server.endpoint, server.connected) = ("local:/s".into(), false);
+    });
+    assert_eq!(alone.iter().map(|problem| problem.cause.as_str()).collect::<Vec<_>>(), ["server-unreachable"]);
 }
 
 #[test]
@@ -54,6 +79,18 @@ fn each_fault_is_named_first() {
         let server = status.servers.first_mut().expect("a server");
         (server.is_local_tier, server.in_use) = (true, true);
     });
+    expect_first("full-server", &["server tcp:donor1:7070 or tcp:donor2:7070: full: 512M"], |status| {
+        status.cache.granted_bytes = 512 << 20;
+        add_local_tier(status, "connected");
+    });
+    expect_first("server-away", &["server local:/s: away", "cannot grow", "systemctl status remoca-serve"], |status| {
+        add_local_tier(status, "away");
+    });
+    expect_first("server-away", &["server local:/s: there is no local tier: refused"], |status| {
+        add_local_tier(status, "connected");
+        status.pools.retain(|pool| !pool.is_local_tier);
+        status.servers.iter_mut().for_each(|server| server.in_use = !server.is_local_tier);
+    });
     expect_first(
         "slow-disk",
         &["slow: a read of /var/lib/libvirt/images/web1.img takes 180 ms", "until now"],
@@ -78,6 +115,10 @@ fn each_fault_is_named_first() {
         let server = status.server.as_mut().expect("a server");
         (server.connected, server.error) = (false, Some("no route".into()));
     });
+    expect_first("server-unreachable", &["no answer yet. Reads beyond the local tier go to the disk"], |status| {
+        status.server.as_mut().expect("a server").connected = false;
+        add_local_tier(status, "connected");
+    });
     expect_first("fast-disk", &["no faster than the disk (0.09 ms)"], |status| {
         status.server.as_mut().expect("a server").breaker = "open".into();
         status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
@@ -100,6 +141,11 @@ fn a_cache_that_is_off_needs_no_server() {
         status.cache.enabled = false;
         status.cache.granted_bytes = 0;
         status.server.as_mut().expect("a server").connected = false;
+    });
+    assert_eq!(off, []);
+    let off = problems(|status| {
+        status.cache.enabled = false;
+        add_local_tier(status, "away");
     });
     assert_eq!(off, []);
     let none = problems(|status| (status.server, status.servers) = (None, Vec::new()));

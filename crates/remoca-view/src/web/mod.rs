@@ -10,7 +10,7 @@ mod routes;
 
 use crate::address::Address;
 use crate::watch::{Sockets, Watch, runtime};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use axum::Router;
 use guard::Hosts;
 use hyper::server::conn::http1;
@@ -59,7 +59,7 @@ pub struct Options {
 /// Runs until the process is told to end. Calls `ready` with its addresses when it listens.
 ///
 /// # Errors
-/// If it cannot listen at an address, or should not.
+/// If it cannot listen at an address, or should not, or takes no more snapshots.
 pub fn run(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
     if let Some(address) = options.listen.iter().find(|address| !address.is_local() && !options.is_open) {
         bail!(
@@ -95,7 +95,7 @@ async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
         }
     }
     let (publish, snapshots) = watch::channel(None);
-    tokio::spawn(Watch::new(sockets, interval).with_host(host_socket).run(publish));
+    let watch = tokio::spawn(Watch::new(sockets, interval).with_host(host_socket).run(publish));
     let site = Site::new(snapshots, Hosts::new(&ips, &hosts));
     let (router, connections) = (routes::router(&site), Arc::new(Connections::default()));
     let mut guards = Vec::new();
@@ -114,13 +114,15 @@ async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
         }
     }
     ready(&addresses);
-    tokio::select! {
-        _ = ended.recv() => {}
-        _ = interrupted.recv() => {}
-    }
+    let result = tokio::select! {
+        _ = ended.recv() => Ok(()),
+        _ = interrupted.recv() => Ok(()),
+        // Nobody should take what stands there for new.
+        failed = watch => Err(anyhow!("no more snapshots: {}", failed.err().map_or_else(String::new, |error| error.to_string()))),
+    };
     // Sockets are removed.
     drop(guards);
-    Ok(())
+    result
 }
 
 async fn bind(address: &Address, group: Option<u32>) -> Result<Listener> {

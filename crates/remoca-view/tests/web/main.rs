@@ -4,5 +4,6 @@
 
 mod browser;
 mod division;
+mod end;
 mod site;
 mod strangers;
