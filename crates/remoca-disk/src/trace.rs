@@ -242,12 +242,18 @@ fn open_again(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Writes frames into a file.
+/// Writes frames into a file. After an error it has whole frames only, because a later program may go on with it.
 fn write_file(mut file: File, frames: &Receiver<Encoded>, shared: &Shared) -> io::Result<()> {
+    let mut whole = file.metadata()?.len();
     for Encoded { bytes, records } in frames {
         let result = file.write_all(&bytes);
+        if result.is_err() {
+            // A pipe has no length; what it has taken is gone.
+            let _ = file.set_len(whole);
+        }
         shared.settle(records);
         result?;
+        whole += bytes.len() as u64;
     }
     Ok(())
 }

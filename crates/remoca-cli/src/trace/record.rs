@@ -1,12 +1,12 @@
 //! `remoca trace record`: receives the trace of a running VM over its control socket, and writes it into a file.
 //!
 //! The VM process sends, and never waits: what its client is too slow for is lost, and counted. The file has whole frames only,
-//! so it is sound however the recording ends.
+//! so it is sound however the recording ends. It takes its place also when there was no room for more of it.
 
 use super::import::{complete, unfinished};
 use crate::runtime;
 use crate::size::show_size;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use remoca_io::control::{self, call_for_stream};
 use remoca_io::signals::Signals;
 use remoca_protocol::control::{Command, Reply};
@@ -32,11 +32,17 @@ pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
     eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
     let mut frames = Frames::new(size);
     let mut ending: Option<Instant> = None;
+    let mut failed = None;
     let why = loop {
         match trace.read(frames.room()) {
             Ok(0) if ending.is_some() => break None,
             Ok(0) => break Some("The VM process has ended the trace: it was stopped, upgraded, or ended."),
-            Ok(count) => frames.take(count, file.as_file_mut())?,
+            Ok(count) => {
+                if let Err(error) = frames.take(count, file.as_file_mut()) {
+                    failed = Some(error);
+                    break None;
+                }
+            }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(_) => break Some("The connection to the VM process was lost."),
         }
@@ -56,8 +62,10 @@ pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
         }
     };
     if !frames.has_head {
-        bail!("the VM process sent no trace");
+        return Err(failed.unwrap_or_else(|| anyhow!("the VM process sent no trace")));
     }
+    // Without the frame of which only a part could be written.
+    file.as_file().set_len(frames.written).with_context(|| format!("cannot write {}", output.display()))?;
     let bytes = complete(file, output)?;
     let Frames { records, lost, .. } = frames;
     let mut out = io::stdout();
@@ -67,7 +75,7 @@ pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
         writeln!(out, "{lost} were lost, because this command was too slow to take them")?;
     }
     why.iter().try_for_each(|why| writeln!(out, "{why}"))?;
-    Ok(())
+    failed.map_or(Ok(()), |error| Err(error.context("the recording has ended early")))
 }
 
 /// Ends the recording that somebody else receives.
@@ -107,15 +115,16 @@ struct Frames {
     has_head: bool,
     records: u64,
     lost: u64,
-    /// Bytes that the file may still take.
-    left: u64,
+    /// Bytes in the file, and how many it may have.
+    written: u64,
+    size: u64,
     is_full: bool,
 }
 
 impl Frames {
     fn new(size: u64) -> Self {
         let buffer = vec![0; 256 << 10];
-        Self { buffer, filled: 0, has_head: false, records: 0, lost: 0, left: size, is_full: false }
+        Self { buffer, filled: 0, has_head: false, records: 0, lost: 0, written: 0, size, is_full: false }
     }
 
     /// Returns where the next bytes belong.
@@ -128,11 +137,12 @@ impl Frames {
         self.filled += count;
         let mut at = 0;
         while let Some(length) = self.next(&self.buffer[at..self.filled])? {
-            if self.left < length as u64 {
+            if self.size - self.written < length as u64 {
                 self.is_full = true;
                 break;
             }
-            self.left -= length as u64;
+            file.write_all(&self.buffer[at..at + length]).context("cannot write the trace")?;
+            self.written += length as u64;
             if self.has_head {
                 let header = self.buffer[at..].first_chunk().map(FrameHeader::parse);
                 if let Some(Ok(header)) = header {
@@ -141,7 +151,6 @@ impl Frames {
                 }
             }
             self.has_head = true;
-            file.write_all(&self.buffer[at..at + length]).context("cannot write the trace")?;
             at += length;
         }
         self.buffer.copy_within(at..self.filled, 0);

@@ -9,6 +9,7 @@ use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_io::handover::VARIABLE;
 use remoca_protocol::control::Status;
+use remoca_protocol::trace::{TracedOp, parse_trace};
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -381,6 +382,27 @@ fn the_other_disks_stay_warm_whichever_disk_comes_or_goes() {
     }
     assert_eq!(vm.disks(), ["root", "last", "first"], "the order of the file");
     vm.program.terminate();
+}
+
+/// Positions change when a disk goes. A trace has the number of a disk that stays, for its requests and for its evictions.
+#[test]
+fn a_trace_has_one_number_for_a_disk() {
+    let memory = tempfile::tempdir().unwrap();
+    let server = Serve::start(memory.path(), "16M");
+    let first = "[[disk]]\nname = 'first'\nformat = 'raw'\nimage = 'HERE/first.img'\nsocket = 'HERE/first'\n";
+    let more = "cache = '2M'\nport = 'HERE/port'\ntrace = 'HERE/trace'\n";
+    let mut vm = Vm::start_with(&format!("server = '{}'\n{more}{first}", server.address), "");
+    succeeded(&vm.say(&["remove", "first"]));
+    assert_eq!(vm.hits("root", "root"), 0);
+    let mut port = TestGuest::new(Options::default());
+    port.connect(&vm.path("port")).unwrap();
+    assert_eq!(port.run(0, Command::Write { sector: 8, data: &block("root", 7) }), 0);
+    port.disconnect();
+    vm.program.terminate();
+    let records = parse_trace(&std::fs::read(vm.path("trace")).unwrap()).unwrap().records;
+    let evicted = records.iter().find(|record| record.op == TracedOp::Evicted).unwrap();
+    assert_eq!((evicted.disk, evicted.block), (1, 7));
+    assert!(records.iter().filter(|record| record.op == TracedOp::Read).all(|record| record.disk == 1), "{records:?}");
 }
 
 /// A process that dies is started again, as by systemd, while the command still waits for it. File, status, state file and

@@ -9,18 +9,18 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// A file system in memory of some size.
-struct Small(PathBuf);
+pub struct Small(pub PathBuf);
 
 impl Small {
     /// Returns `None` if this user may not mount.
-    fn mount(folder: &Path, size: &str) -> Option<Self> {
+    pub fn mount(folder: &Path, size: &str) -> Option<Self> {
         std::fs::create_dir(folder).unwrap();
         let options = format!("size={size}");
         let mounted = command("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder).output().unwrap();
         mounted.status.success().then(|| Self(folder.to_owned()))
     }
 
-    fn grow(&self, size: &str) {
+    pub fn grow(&self, size: &str) {
         let options = format!("remount,size={size}");
         assert!(command("mount").args(["-o", &options]).arg(&self.0).status().unwrap().success());
     }

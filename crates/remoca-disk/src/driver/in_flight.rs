@@ -264,8 +264,8 @@ impl InFlight {
             _ => {}
         }
         host.update();
-        let traffic = &mut guests.disk_mut(usize::from(pending.disk)).traffic;
-        self.measured.record(host.now(), &pending, from_disk, traffic, engine.sees_evictions());
+        let disk = guests.disk_mut(usize::from(pending.disk));
+        self.measured.record(host.now(), &pending, from_disk, disk, engine);
         match pending.origin {
             Origin::Whole(request) => guests.frontend_mut(pending.disk).complete(request, outcome),
             Origin::HandOver => self.hand_over_flushes -= 1,

@@ -1,5 +1,6 @@
 //! The measurements of requests: their latencies, and the traces.
 
+use super::disk::Disk;
 use super::host::Host;
 use super::poller::Source;
 use super::requests::Pending;
@@ -8,7 +9,7 @@ use crate::trace::TraceWriter;
 use remoca_core::engine::{DiskEngine, GuestOp};
 use remoca_core::units::{ByteRange, Nanos};
 use remoca_io::words::IndexMemory;
-use remoca_protocol::control::{DiskTraffic, Latencies};
+use remoca_protocol::control::Latencies;
 use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use std::io;
 
@@ -32,15 +33,15 @@ impl Measured {
     }
 
     /// Adds a request that completes at `now` to the latencies, to the traffic of its disk, and to the traces.
-    /// `sees_evictions`: whether the guest's evictions are recorded.
     pub(super) fn record(
         &mut self,
         now: Nanos,
         pending: &Pending,
         from_disk: bool,
-        traffic: &mut DiskTraffic,
-        sees_evictions: bool,
+        disk: &mut Disk,
+        engine: &DiskEngine<IndexMemory>,
     ) {
+        let traffic = &mut disk.traffic;
         let latency_ns = now.since_ns(pending.issued);
         let (op, range) = match pending.op {
             GuestOp::Read(range) => {
@@ -68,11 +69,12 @@ impl Measured {
             let record = TraceRecord {
                 issued_ns: pending.issued.0,
                 latency_ns,
-                disk: pending.disk,
+                // The engine's, as in the records of evictions: positions change when a disk goes.
+                disk: disk.number.0,
                 source: if from_cache { TracedSource::Cache } else { TracedSource::Disk },
                 ..TraceRecord::of_bytes(op, offset, length)
             };
-            self.traces().for_each(|trace| trace.record(&record, sees_evictions));
+            self.add(&record, engine.sees_evictions());
         }
     }
 
@@ -89,7 +91,13 @@ impl Measured {
             blocks: 1,
             ..TraceRecord::of_bytes(TracedOp::Evicted, 0, 0)
         };
-        self.traces().for_each(|trace| trace.record(&record, true));
+        self.add(&record, true);
+    }
+
+    /// Adds a record to the traces. Forgets a client that is gone, so that nothing is made ready for it any longer.
+    fn add(&mut self, record: &TraceRecord, sees_evictions: bool) {
+        self.traces().for_each(|trace| trace.record(record, sees_evictions));
+        self.client.take_if(|trace| trace.has_ended());
     }
 
     /// Returns whether requests and evictions are to be recorded.
@@ -103,7 +111,7 @@ impl Measured {
 
     /// Returns whether a client of the control socket receives a trace.
     pub(super) fn has_client(&mut self) -> bool {
-        self.client = self.client.take().filter(|trace| !trace.has_ended());
+        self.client.take_if(|trace| trace.has_ended());
         self.client.is_some()
     }
 
