@@ -14,6 +14,7 @@ mod policy;
 mod rounds;
 mod server;
 mod sim;
+mod takeback;
 mod targets;
 mod tiers;
 mod upgrade;
@@ -46,6 +47,8 @@ enum Benchmark {
     Policy(policy::PolicyBenchArgs),
     /// Hits of a local tier in front of a remote pool on traces of reads, compared with one exact LRU queue
     Tiers(tiers::TiersBenchArgs),
+    /// A local tier that is given back under load: memory that the host has again, time, and reads meanwhile
+    Takeback(takeback::TakebackArgs),
     /// Error, memory and time of miss-ratio curves, compared with exact stack distances
     Curve(curve::CurveBenchArgs),
     /// Requests that `remoca sim` simulates in a CPU second, beside libCacheSim
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Benchmark::Index(args) => index::run(&args),
         Benchmark::Policy(args) => policy::run(&args),
         Benchmark::Tiers(args) => tiers::run(&args),
+        Benchmark::Takeback(args) => takeback::run(&args),
         Benchmark::Curve(args) => curve::run(&args),
         Benchmark::Sim(args) => sim::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),

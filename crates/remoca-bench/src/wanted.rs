@@ -1,8 +1,7 @@
 //! The targets, and how a row of `targets.json` is made of a figure and its target.
 //!
-//! Of the rows of section 1 of the design's anchors, 1.3, 1.6 and 1.7 are here (`tiers.rs`). Not yet: two and three servers behind
-//! links of their own, one of them late (1.5, with [`crate::delay`]), a killed server (1.8), and a local tier that is given back
-//! (1.9). Each will be a line of [`WANTED`], and a file beside `targets/disk.rs`.
+//! Rows of section 1 of the design's anchors begin with A: 1.3, 1.6 and 1.7 are in `tiers.rs`, 1.9 is in `takeback.rs`, and the
+//! others are in `targets`.
 
 use remoca_lab::figures::{Figure, Spread};
 use serde::{Deserialize, Serialize};
@@ -78,8 +77,17 @@ pub const WANTED: &[Wanted] = &[
     most("P20-lost", 0.0, "", "connections lost in upgrades"),
     most("A1.3-total", 0.5, "points", "hits of all tiers against one exact LRU queue, worst trace"),
     most("A1.3-local", 1.0, "points", "hits of the local tier against its part of that queue"),
+    most("A1.4", 1.05, "", "mean read time over that of its shares of local tier, remote pool and disk"),
+    least("A1.5-two", 0.9, "", "hits from two servers over the sum of their links of 1 Gbit"),
+    least("A1.5-three", 0.9, "", "the same, three servers"),
+    least("A1.5-slower", 0.9, "", "the same, three links of 200 Mbit"),
+    most("A1.5-late", 1.2, "", "p99 of hits, 1 s after one of three servers is 20 ms late, over without"),
     most("A1.6", 0.02, "", "hits lost with one of four pools, beyond its quarter"),
     most("A1.7", 1.0, "", "pages sent for each that leaves the local tier unread"),
+    least("A1.8", 1.0, "", "hits of a local tier whose server is killed over before, worst pass"),
+    least("A1.9-back", 0.99, "", "memory of a local tier that the host has back"),
+    most("A1.9-time", 100.0, "ms", "time for that, a GiB"),
+    most("A1.9-read", 1.1, "", "longest read meanwhile over that of the disk alone"),
 ];
 
 /// A figure beside its target: one object of `targets.json`.
@@ -221,7 +229,7 @@ mod tests {
     #[test]
     fn every_number_has_a_row_and_no_two_rows_have_a_name() {
         let numbers: BTreeSet<&str> = WANTED.iter().map(Wanted::number).collect();
-        let anchors = ["A1.3", "A1.6", "A1.7"].map(String::from);
+        let anchors = ["A1.3", "A1.4", "A1.5", "A1.6", "A1.7", "A1.8", "A1.9"].map(String::from);
         let all: BTreeSet<String> = (1..=20).map(|number| format!("P{number}")).chain(anchors).collect();
         assert_eq!(numbers, all.iter().map(String::as_str).collect());
         assert_eq!(WANTED.iter().map(|wanted| wanted.id).collect::<BTreeSet<_>>().len(), WANTED.len());

@@ -7,7 +7,7 @@
 
 use super::scale::{Found, Scale};
 use crate::cpus::{Cpus, pin_this_thread};
-use crate::link::{FAR, Link, PAGES_PER_S};
+use crate::link::{Link, MBIT, PAGES_PER_S};
 use crate::rounds::{Rounds, Side};
 use crate::server::{RawFetch, free_port};
 use crate::vm::peer::{Peer, PeerOptions};
@@ -156,15 +156,15 @@ fn miss_latency(scale: &Scale) -> Result<Figure> {
 
 /// Measures hits over a link of 1 Gbit, with raw fetches over the same link beside them.
 pub fn link(scale: &Scale) -> Result<Found> {
-    let (folder, cpus, link) = (Folder::new()?, Cpus::choose()?, Link::new()?);
+    let (folder, cpus, link) = (Folder::new()?, Cpus::choose()?, Link::new(1, MBIT)?);
     link.enter_near()?;
-    let far = [link.far(), pinned(Some(cpus.behind))].concat();
-    let server = memory_server_at(SocketAddrV4::new(FAR, FAR_PORT).into(), &far)?;
+    let far = [link.far(0), pinned(Some(cpus.behind))].concat();
+    let server = memory_server_at(SocketAddrV4::new(Link::address(0), FAR_PORT).into(), &far)?;
     let options = VmOptions { server: Some(&server.endpoint), ..slow() };
     let mut vm = start(&folder, "vm", cpus, scale, &options)?;
     vm.fill()?;
     let pages = u32::try_from(scale.image_bytes() / 4096)?;
-    let mut raw = RawFetch::start_at(SocketAddrV4::new(FAR, FAR_RAW_PORT), &link.far(), pages)?;
+    let mut raw = RawFetch::start_at(SocketAddrV4::new(Link::address(0), FAR_RAW_PORT), &link.far(0), pages)?;
     raw.pin(cpus.behind)?;
     pin_this_thread(cpus.client)?;
     let mut seed = 0;
@@ -176,7 +176,7 @@ pub fn link(scale: &Scale) -> Result<Found> {
         }
     })?;
     let (hits, of_raw) = times.each();
-    let share = |us: &f64| 1e6 / us / PAGES_PER_S;
+    let share = |us: &f64| 1e6 / us / f64::from(PAGES_PER_S);
     let spread = |values: &[f64]| Spread::of(values.iter().map(share).collect()).context("nothing was measured");
     let figure = Figure::of_rounds("P12", scale.rounds, spread(&hits)?, times.inverse().noise())
         .beside("raw_over_29000", spread(&of_raw)?.median)

@@ -5,11 +5,14 @@
 //! command of its own, whose last result is taken.
 
 mod disk;
+mod killed;
+mod links;
+mod mean;
 mod scale;
 mod taken;
 
 use crate::wanted::{Row, WANTED, Wanted, table};
-use crate::{index, policy, server};
+use crate::{index, policy, server, takeback};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use remoca_lab::figures::{Figure, folder, load_average, unix_s};
@@ -54,6 +57,10 @@ const GROUPS: &[Group] = &[
     Group { ids: &["P17-hits", "P17-sent"], measure: policies },
     Group { ids: &["P18-time", "P18-cpu"], measure: disk::mapped },
     Group { ids: &["A1.3-total", "A1.3-local", "A1.6", "A1.7"], measure: tiers },
+    Group { ids: &["A1.4"], measure: mean::time },
+    Group { ids: &["A1.5-two", "A1.5-three", "A1.5-slower", "A1.5-late"], measure: links::figures },
+    Group { ids: &["A1.8"], measure: killed::hits },
+    Group { ids: &["A1.9-back", "A1.9-time", "A1.9-read"], measure: taken_back },
 ];
 
 fn servers(scale: &Scale) -> Result<Found> {
@@ -80,6 +87,10 @@ fn policies(_: &Scale) -> Result<Found> {
 
 fn tiers(_: &Scale) -> Result<Found> {
     Ok(all(crate::tiers::figures()))
+}
+
+fn taken_back(scale: &Scale) -> Result<Found> {
+    Ok(all(takeback::figures(if scale.quick { 256 } else { 4096 })?))
 }
 
 fn all(figures: Vec<Figure>) -> Found {

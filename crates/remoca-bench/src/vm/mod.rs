@@ -6,12 +6,17 @@
 
 mod client;
 pub mod content;
+mod image;
 pub mod peer;
 pub mod proxy;
+mod server;
 
 pub use client::Client;
+pub use image::DelayedImage;
+pub use server::{MemoryServer, ServerOptions, memory_server, memory_server_at, status_at};
 
 use anyhow::{Context, Result, bail, ensure};
+use image::disk;
 use nix::time::ClockId;
 use remoca_frontend::testing::{Command as Write, Options, TestGuest};
 use remoca_io::control;
@@ -78,6 +83,18 @@ impl Program {
         Ok(ClockId::pid_cpu_clock_id(pid)?.now()?.into())
     }
 
+    /// Returns the number of the process.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Kills the program, and waits for its end.
+    pub fn kill(&mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+
     /// Ends the program with SIGTERM, so that it can write its results, and waits for its end.
     fn end(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.0), Signal::TERM)?;
@@ -104,46 +121,6 @@ pub fn remoca() -> Result<PathBuf> {
         bail!("{} does not exist: build it with cargo build --release -p remoca-cli", path.display());
     }
     Ok(path)
-}
-
-/// A memory server of the product.
-pub struct MemoryServer {
-    pub process: Program,
-    /// Its address, as `remoca disk` takes it.
-    pub endpoint: String,
-    /// Path of its Unix socket; empty if it has none.
-    pub socket: PathBuf,
-}
-
-impl MemoryServer {
-    /// Returns the address of the server's Unix socket for a VM process that reads and writes its pool by itself.
-    pub fn local_endpoint(&self) -> String {
-        format!("local:{}", self.socket.display())
-    }
-}
-
-/// Starts a memory server at a Unix socket. `prefix` is put before the command, to pin it.
-pub fn memory_server(folder: &Path, prefix: &[String]) -> Result<MemoryServer> {
-    let socket = folder.join("server.sock");
-    let endpoint = format!("unix:{}", socket.display());
-    let process = Program::start(&mut serve(&endpoint, prefix)?, &socket)?;
-    Ok(MemoryServer { process, endpoint, socket })
-}
-
-/// Starts a memory server at a TCP address. `prefix` is put before the command, to pin it or to run it elsewhere.
-pub fn memory_server_at(address: SocketAddr, prefix: &[String]) -> Result<MemoryServer> {
-    let endpoint = format!("tcp:{address}");
-    let process = Program::start_at(&mut serve(&endpoint, prefix)?, address)?;
-    Ok(MemoryServer { process, endpoint, socket: PathBuf::new() })
-}
-
-fn serve(endpoint: &str, prefix: &[String]) -> Result<Command> {
-    let remoca = remoca()?.display().to_string();
-    let words = [&remoca, "serve", "--listen", endpoint, "--memory", "256M", "--no-lock"].map(str::to_owned);
-    let words = [prefix, &words].concat();
-    let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
-    Ok(command)
 }
 
 /// One VM process and its guest.
@@ -180,6 +157,8 @@ pub struct VmOptions<'a> {
     pub callgrind: Option<&'a Path>,
     /// Size of the image; 0 means [`IMAGE_BYTES`].
     pub image_bytes: u64,
+    /// Address of an image that is there already; `None` means that one is made.
+    pub image: Option<&'a str>,
     /// Bytes of zeroes behind the image's content.
     pub zero_bytes: u64,
 }
@@ -187,8 +166,20 @@ pub struct VmOptions<'a> {
 impl Vm {
     /// Starts a VM process, waits for its pool if it is to have one, and reads its disk twice.
     pub fn start(folder: &Path, name: &str, options: &VmOptions<'_>) -> Result<Self> {
+        let mut vm = Self::start_cold(folder, name, options)?;
+        for _ in 0..2 {
+            vm.pass(32)?;
+        }
+        Ok(vm)
+    }
+
+    /// Starts a VM process, and waits for its pool if it is to have one.
+    pub fn start_cold(folder: &Path, name: &str, options: &VmOptions<'_>) -> Result<Self> {
         let bytes = if options.image_bytes == 0 { IMAGE_BYTES } else { options.image_bytes };
-        let (disk, image) = disk(folder, name, options.disk_ms, bytes, options.zero_bytes)?;
+        let (disk, image) = match options.image {
+            Some(image) => (None, image.to_owned()),
+            None => disk(folder, name, options.disk_ms, bytes, options.zero_bytes)?,
+        };
         let socket = folder.join(format!("{name}.vhost"));
         let control = folder.join(format!("{name}.ctl"));
         let port_socket = folder.join(format!("{name}.port"));
@@ -208,11 +199,8 @@ impl Vm {
         let blocks = bytes / BLOCK;
         let guest = Client::connect(&socket, blocks, options.inflight)?;
         let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
-        let mut vm = Self { process, control, guest, blocks, port, _disk: disk };
+        let vm = Self { process, control, guest, blocks, port, _disk: disk };
         vm.wait_for_pools(options)?;
-        for _ in 0..2 {
-            vm.pass(32)?;
-        }
         Ok(vm)
     }
 
@@ -251,6 +239,17 @@ impl Vm {
     /// Returns whether the guest's connection is open.
     pub fn is_connected(&self) -> bool {
         self.guest.is_connected()
+    }
+
+    /// Returns the path of the process's control socket.
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
+    /// Returns the number of blocks that the guest received from the pools that are, or are not, the local tier.
+    pub fn hits(&self, of_local_tier: bool) -> Result<u64> {
+        let pools = self.status()?.pools;
+        Ok(pools.iter().filter(|pool| pool.is_local_tier == of_local_tier).map(|pool| pool.hits).sum())
     }
 
     /// Returns one of the process's counters.
@@ -301,6 +300,12 @@ impl Vm {
         Ok(())
     }
 
+    /// Reports blocks as evicted.
+    pub fn evict_blocks(&mut self, blocks: &[u64]) -> Result<()> {
+        let pages: Vec<u8> = blocks.iter().flat_map(|block| content::of(block * BLOCK..(block + 1) * BLOCK)).collect();
+        pages.chunks(usize::try_from(BATCH_BYTES)?).try_for_each(|pages| self.evict(pages))
+    }
+
     /// Reports a page that is not on the disk as evicted. It is dropped, but shows that there is an agent, so that blocks are
     /// not admitted when they are read.
     pub fn evict_unknown(&mut self) -> Result<()> {
@@ -341,23 +346,6 @@ fn connect_port(socket: &Path) -> Result<TestGuest> {
     let mut port = TestGuest::new(Options { queue_size: 8, data_bytes: BATCH_BYTES, ..Options::default() });
     port.connect(socket)?;
     Ok(port)
-}
-
-/// Makes a disk of `bytes` with content and as many zeroes as given, and returns it with the address of its image.
-fn disk(folder: &Path, name: &str, delay_ms: u32, bytes: u64, zero_bytes: u64) -> Result<(Option<Program>, String)> {
-    if delay_ms == 0 {
-        let path = folder.join(format!("{name}.img"));
-        std::fs::write(&path, content::of(0..bytes))?;
-        std::fs::OpenOptions::new().write(true).open(&path)?.set_len(bytes + zero_bytes)?;
-        return Ok((None, path.display().to_string()));
-    }
-    let socket = folder.join(format!("{name}.nbd"));
-    let mut command = Command::new("nbdkit");
-    command.args(["-f", "-t", "64", "-U"]).arg(&socket).args(["--filter=delay", "--filter=truncate", "pattern"]);
-    command.arg(format!("size={bytes}")).arg(format!("truncate={}", bytes + zero_bytes));
-    command.arg(format!("rdelay={delay_ms}ms"));
-    let program = Program::start(&mut command, &socket)?;
-    Ok((Some(program), format!("nbd+unix:///?socket={}", socket.display())))
 }
 
 /// A folder that is removed with its owner.

@@ -3,11 +3,17 @@
 //! and evicts meanwhile; every answer is checked.
 
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{Serve, expect_refusal, run};
+use super::support::model::BLOCK;
+use super::support::program::{REMOCA, Serve, command, expect_refusal, run};
 use super::support::wait_until;
 use super::upgrade;
+use remoca_io::fake_manager::FakeManager;
 use remoca_protocol::control::PoolStatus;
-use std::path::Path;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
 const FAILURE: i32 = 1;
@@ -21,12 +27,20 @@ struct Servers {
 
 impl Servers {
     fn start(folder: &Path) -> Self {
-        let start = |name| {
-            let folder = folder.join(name);
-            std::fs::create_dir(&folder).unwrap();
-            Serve::start(&folder, "16M")
-        };
+        let start = |name| Serve::start(&Self::folder(folder, name), "16M");
         Self { local: start("local"), remote: start("remote") }
+    }
+
+    /// Starts both, and the local one as a service of `manager`, which keeps its pool.
+    fn start_under(manager: &Arc<FakeManager>, folder: &Path) -> Self {
+        let local = Serve::start_under(Arc::clone(manager), &Self::folder(folder, "local"), "16M");
+        Self { local, remote: Serve::start(&Self::folder(folder, "remote"), "16M") }
+    }
+
+    fn folder(folder: &Path, name: &str) -> PathBuf {
+        let folder = folder.join(name);
+        std::fs::create_dir(&folder).unwrap();
+        folder
     }
 
     /// Returns a machine with a local tier of 1 MiB and 2 MiB at the other server, of which both have pages.
@@ -137,6 +151,115 @@ fn either_server_may_be_killed() {
     });
     run_until_both_hit(&mut machine, 100);
     assert_eq!(machine.counter("fetch_wrong"), 0);
+    machine.finish();
+}
+
+/// Number of reads that are in flight at the same time in [`local_hits_of_a_pass`].
+const IN_FLIGHT: usize = 16;
+
+/// Reads the whole disk, expects exactly what it holds, and returns how many blocks came from the local tier. Calls `at_half`
+/// in the middle, with reads in flight.
+#[track_caller]
+fn local_hits_of_a_pass(machine: &mut Machine, mut at_half: impl FnMut()) -> u64 {
+    let before = local(machine).hits;
+    let blocks = machine.disks[0].model.bytes.len() / BLOCK;
+    for first in (0..blocks).step_by(IN_FLIGHT) {
+        let disk = &mut machine.disks[0];
+        let range = |number: usize| number * BLOCK..(number + 1) * BLOCK;
+        let reads: Vec<_> =
+            (first..first + IN_FLIGHT).map(|number| (number, disk.submit_read(&range(number)))).collect();
+        if first == blocks / 2 {
+            at_half();
+        }
+        for (number, ticket) in reads {
+            assert!(disk.finish_read(ticket, BLOCK) == disk.model.block(number), "block {number}");
+        }
+    }
+    local(machine).hits - before
+}
+
+/// Row 1.8 of the design's anchors.
+#[test]
+fn a_killed_local_server_costs_no_hit() {
+    let manager = Arc::new(FakeManager::start());
+    let folder = tempfile::tempdir().unwrap();
+    let mut servers = Servers::start_under(&manager, folder.path());
+    let mut machine = servers.machine(folder, 308);
+    wait_until("the manager has the pool", || manager.names().len() == 2);
+    let first = local(&machine);
+    let token = servers.local.status()["pools"][0]["token"].clone();
+    // From here on the guest only reads, so the same blocks are in the tier, and are hit by each pass. The first one learns the
+    // blocks that are not known.
+    local_hits_of_a_pass(&mut machine, || {});
+    let hits = local_hits_of_a_pass(&mut machine, || {});
+    assert!(hits >= 200, "{hits} blocks of a tier of 256 pages");
+    for _ in 0..3 {
+        assert_eq!(local_hits_of_a_pass(&mut machine, || servers.local.program.kill()), hits, "while it dies");
+        wait_until("its server is away", || local(&machine).state == "away");
+        assert_eq!(local_hits_of_a_pass(&mut machine, || {}), hits, "while it is away");
+        assert_eq!(local_hits_of_a_pass(&mut machine, || servers.local.restart()), hits, "while it comes back");
+        wait_until("its server is back", || local(&machine).state == "connected");
+        assert_eq!(local_hits_of_a_pass(&mut machine, || {}), hits, "when it is back");
+        let status = servers.local.status();
+        let pools = status["pools"].as_array().unwrap();
+        assert!(pools.len() == 1 && pools[0]["token"] == token && pools[0]["connected"] == true, "{pools:?}");
+        assert_eq!(pools[0]["npages"], MIB / 4096);
+        assert_eq!(local(&machine).generation, first.generation);
+    }
+    assert_eq!(local(&machine).pages_taken_back, 0);
+    assert_eq!(["connections", "disconnections", "fetch_wrong"].map(|name| machine.counter(name)), [2, 0, 0]);
+    // The pool is as good as before for pages that come and go.
+    run_until_both_hit(&mut machine, 100);
+    machine.finish();
+}
+
+/// Returns the memory of the only mapped pool of a server. It can be looked at when the server has closed it.
+#[track_caller]
+fn memory_of_pool(server: &Serve) -> File {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", server.program.pid())).unwrap();
+    let is_pool = |path: &PathBuf| {
+        std::fs::read_link(path).is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:remoca-pool"))
+    };
+    let mut pools = files.map(|file| file.unwrap().path()).filter(is_pool);
+    let memory = File::open(pools.next().expect("there is a mapped pool")).unwrap();
+    assert!(pools.next().is_none(), "there are several mapped pools");
+    memory
+}
+
+/// The counts of row 1.9 of the design's anchors; `remoca-bench takeback` has the times.
+#[test]
+fn the_host_gets_the_memory_of_the_local_tier_back_under_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let servers = Servers::start(folder.path());
+    let mut machine = servers.machine(folder, 309);
+    let bytes = |memory: &File| memory.metadata().unwrap().blocks() * 512;
+    for by_server in [false, true] {
+        machine.set(&format!("\"local_bytes\":{}", 4 * MIB));
+        machine.run_until("it is larger", |machine| machine.status().cache.local_granted_bytes == 4 * MIB);
+        machine.run_until("it is half full", |machine| local(machine).used_bytes > 2 * MIB);
+        let memory = memory_of_pool(&servers.local);
+        let before = bytes(&memory);
+        assert!(before >= 4 * MIB, "{before} bytes");
+        if by_server {
+            let name = servers.local.status()["pools"][0]["token"].as_str().unwrap().to_owned();
+            let mut child = command(REMOCA);
+            child.args(["take-back", &name, "0", "--server"]).arg(machine.folder.path().join("local/server.ctl"));
+            let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+            while child.try_wait().unwrap().is_none() {
+                machine.round();
+            }
+            let (done, said) = upgrade::end(child);
+            assert!(done && bytes(&memory) * 100 <= before, "{} of {before} bytes are left: {said}", bytes(&memory));
+        } else {
+            machine.set("\"local_bytes\":0");
+            machine.run_until("the memory is back", |_| bytes(&memory) * 100 <= before);
+            assert_eq!(pools(&machine)[0], None, "the pool is gone");
+        }
+        // What the guest does goes on without the tier, and brings no memory back into the file.
+        machine.run_until_hits(100);
+        assert!(bytes(&memory) * 100 <= before, "{} bytes came back", bytes(&memory));
+    }
+    assert_eq!((machine.counter("fetch_wrong"), machine.status().cache.local_granted_bytes), (0, 0));
     machine.finish();
 }
 
