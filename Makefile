@@ -4,7 +4,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 MINUTES ?= 30
 
-.PHONY: demo test test-long soak dist bench-server bench-targets lint clean deps
+.PHONY: demo test test-long soak dist bench-server bench-targets bench-allocation lint clean deps
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
@@ -32,6 +32,11 @@ bench-server: deps
 bench-targets: deps
 	cargo build --release -p remoca-cli -p remoca-bench
 	cargo run --release --quiet -p remoca-bench -- targets $(if $(ONLY),--only $(ONLY))
+
+# Local tiers of three guests, divided by their curves, and what came of it: out/bench/allocation.json. Blocks are counted, so other load
+# does not matter; about 20 minutes.
+bench-allocation: deps
+	cargo run --package remoca-guest-tests --bin allocation
 
 lint:
 	cargo xtask lint

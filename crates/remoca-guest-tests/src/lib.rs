@@ -11,6 +11,7 @@ pub mod file_systems;
 pub mod hotplug;
 pub mod installed;
 pub mod liar;
+pub mod readers;
 pub mod soak;
 pub mod suites;
 
