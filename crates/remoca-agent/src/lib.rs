@@ -11,6 +11,7 @@ pub mod error;
 pub mod pace;
 pub mod page;
 pub mod port;
+pub mod pressure;
 pub mod process;
 pub mod ring;
 pub mod run;

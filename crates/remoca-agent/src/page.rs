@@ -4,6 +4,7 @@
 //! read:  0 "REMOCAEP" | 8 version u32 | 12 largest batch u32 | 16 received | 24 matched | 32 unmatched | 40 dropped
 //!        | 48 boot cookie | 56 advice u32                                                    (u64, little-endian)
 //! write: 0 "REMOCAST" | 8 version u32 | 16 captured | 24 lost | 32 sampled out | 40 written | 48 start cookie
+//!        | 56 waiting for memory u32
 //! ```
 //! Pure: bytes in, values out. The VM process's input is checked here and nowhere else.
 
@@ -15,6 +16,8 @@ pub const PORT_VERSION: u32 = 1;
 pub const BATCH_PAGE_COUNT_MAX: u32 = 256;
 /// Highest advice that the agent follows.
 pub const ADVICE_MAX: u32 = 1024;
+/// All of the time, in hundredths of a percent.
+const MEMORY_WAIT_MAX: u32 = 10_000;
 
 const IDENTIFICATION_MAGIC: &[u8; 8] = b"REMOCAEP";
 const STATISTICS_MAGIC: &[u8; 8] = b"REMOCAST";
@@ -96,6 +99,9 @@ pub struct StatisticsPage {
     pub written: u64,
     /// Random number, new at each start of the agent.
     pub start_cookie: u64,
+    /// Share of the last ten seconds in which some task waited for memory, in hundredths of a percent. Written as one more; 0 is for
+    /// a kernel that does not tell, and for agents that did not ask it.
+    pub memory_wait: Option<u32>,
 }
 
 impl StatisticsPage {
@@ -107,6 +113,8 @@ impl StatisticsPage {
         for (index, counter) in counters.iter().enumerate() {
             page.0[16 + index * 8..24 + index * 8].copy_from_slice(&counter.to_le_bytes());
         }
+        let wait = self.memory_wait.map_or(0, |wait| wait.min(MEMORY_WAIT_MAX) + 1);
+        page.0[56..60].copy_from_slice(&wait.to_le_bytes());
     }
 }
 
@@ -177,9 +185,16 @@ mod tests {
     #[test]
     fn statistics_page_is_written_as_the_contract_has_it() {
         let mut page = Page([0xaa; PAGE_BYTES]);
-        let statistics = StatisticsPage { captured: 0x0102, lost: 3, sampled_out: 4, written: 5, start_cookie: 6 };
+        let statistics = StatisticsPage {
+            captured: 0x0102,
+            lost: 3,
+            sampled_out: 4,
+            written: 5,
+            start_cookie: 6,
+            memory_wait: Some(0x0203),
+        };
         statistics.encode(&mut page);
-        let golden: [&[u8]; 7] = [
+        let golden: [&[u8]; 8] = [
             b"REMOCAST",
             &[1, 0, 0, 0, 0, 0, 0, 0],
             &[2, 1, 0, 0, 0, 0, 0, 0],
@@ -187,9 +202,14 @@ mod tests {
             &[4, 0, 0, 0, 0, 0, 0, 0],
             &[5, 0, 0, 0, 0, 0, 0, 0],
             &[6, 0, 0, 0, 0, 0, 0, 0],
+            &[4, 2, 0, 0],
         ];
         let golden = golden.concat();
         assert_eq!(page.0[..golden.len()], golden[..]);
         assert!(page.0[golden.len()..].iter().all(|byte| *byte == 0));
+        for (wait, written) in [(None, 0), (Some(0), 1), (Some(u32::MAX), 10_001_u32)] {
+            StatisticsPage { memory_wait: wait, ..statistics }.encode(&mut page);
+            assert_eq!(page.0[56..60], written.to_le_bytes());
+        }
     }
 }

@@ -19,6 +19,7 @@ use crate::error::AgentError;
 use crate::pace::{Next, Pace};
 use crate::page::{IdentificationPage, PAGE_BYTES, StatisticsPage};
 use crate::port::Port;
+use crate::pressure::MemoryPressure;
 use crate::process::{self, StopSignals};
 
 const TICK: Duration = Duration::from_secs(1);
@@ -44,6 +45,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
     process::check_kernel_symbols()?;
     let Some((port, identification)) = first_port(options, &signals)? else { return Ok(()) };
 
+    let pressure = MemoryPressure::open();
     let mut capture = Capture::load(options.ring_bytes)?;
     process::prepare_for_memory_pressure().iter().for_each(|refused| log(&format!("warning: {refused}")));
     let (capture, ring) = capture.ring()?;
@@ -57,6 +59,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         batch_page_count_max: 1,
         port: PortState::Away(Retry::at_once(Instant::now())),
         boot_cookie: None,
+        pressure,
         sample_one_in: 1,
         written: 0,
         start_cookie: process::start_cookie(),
@@ -109,6 +112,7 @@ struct Agent<'a> {
     start_cookie: u64,
     /// Statistics that were last written to the port, and when.
     reported: Option<(Instant, StatisticsPage)>,
+    pressure: MemoryPressure,
 }
 
 enum PortState {
@@ -206,7 +210,14 @@ impl Agent<'_> {
 
     fn statistics(&self) -> StatisticsPage {
         let CaptureCounters { captured, lost, sampled_out } = self.capture.counters();
-        StatisticsPage { captured, lost, sampled_out, written: self.written, start_cookie: self.start_cookie }
+        StatisticsPage {
+            captured,
+            lost,
+            sampled_out,
+            written: self.written,
+            start_cookie: self.start_cookie,
+            memory_wait: self.pressure.now(),
+        }
     }
 
     fn obey(&mut self, identification: &IdentificationPage) {

@@ -8,16 +8,17 @@ use crate::settings::file::HOST;
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Folder, Unusable};
-use crate::size::parse_size;
+use crate::size::{parse_size, show_size};
 use crate::status::is_broken_pipe;
 use crate::time::parse_duration;
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args, FromArgMatches, Subcommand, ValueEnum};
 use remoca_disk::start::WrongOptions;
 use remoca_host::daemon::{Daemon, Extent, Surroundings};
+use remoca_host::guest::Address;
 use remoca_host::limits::Limits;
 use remoca_host::plan::Policy;
-use remoca_host::planner::Settings;
+use remoca_host::planner::{GuestTerms, Settings};
 use remoca_host::record::{HostLock, Paths};
 use remoca_host::resource::Resource;
 use remoca_host::socket;
@@ -32,6 +33,8 @@ use std::time::Duration;
 
 /// Flags that are no settings.
 const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"];
+/// Reserve for guests that are short of memory, unless the operator names another one.
+const RESERVE_BYTES: u64 = 256 << 20;
 /// Least time between two looks at all VMs.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
@@ -69,10 +72,25 @@ pub struct HostArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     window: Duration,
 
+    /// Move memory between guests and their local tiers: guests whose file names a monitor ([memory] monitor) lend some for a round, the
+    /// tiers are divided by what is then seen, and guests get back what is left in theirs. Needs --tier local
+    #[arg(long, value_name = "true|false", num_args = 0..=1, require_equals = true, default_missing_value = "true",
+          default_value_t = false, action = ArgAction::Set, hide_default_value = true, hide_possible_values = true)]
+    guests: bool,
+
+    /// With --guests: memory of the total that no plan gives away, from which guests that are short of memory get theirs back at once
+    /// [default: 256M, at most an eighth of the total]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    reserve: Option<u64>,
+
+    /// With --guests: time from the end of a round to the next one
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    round: Duration,
+
     #[command(flatten)]
     place: Place,
 
-    /// Look once, and end; with --apply, after the changes of one plan
+    /// Look once, and end; with --apply, after the changes of one plan, and with --guests after one round
     #[arg(long)]
     once: bool,
 
@@ -243,6 +261,7 @@ fn settings(args: &HostArgs) -> Result<Settings> {
             anyhow!("an interval of {} ms: at least 100 are needed", args.interval.as_millis()).context(WrongOptions)
         );
     }
+    let guests = guest_terms(args, total_bytes)?;
     Ok(Settings {
         resource: args.tier.into(),
         total_bytes,
@@ -251,7 +270,30 @@ fn settings(args: &HostArgs) -> Result<Settings> {
         interval: args.interval,
         window: args.window,
         readings_min: if args.once { 1 } else { 2 },
+        guests,
     })
+}
+
+/// Returns how guests take part, if they do.
+fn guest_terms(args: &HostArgs, total_bytes: u64) -> Result<Option<GuestTerms>> {
+    if !args.guests {
+        return Ok(None);
+    }
+    if args.tier != Tier::Local {
+        let advice = "--guests moves memory of this host, so it needs --tier local: memory at servers is elsewhere";
+        return Err(anyhow!(advice).context(WrongOptions));
+    }
+    if args.policy != Division::Optimal {
+        return Err(anyhow!("this policy is for comparison: leave out --guests or --policy").context(WrongOptions));
+    }
+    let reserve_bytes = args.reserve.unwrap_or(RESERVE_BYTES.min(total_bytes / 8));
+    if reserve_bytes > total_bytes / 2 {
+        let (reserve, total) = (show_size(reserve_bytes), show_size(total_bytes));
+        return Err(anyhow!("a reserve of {reserve} of a total of {total}: half of it at most").context(WrongOptions));
+    }
+    // A single look is for a round that is wanted now.
+    let rest = if args.once { Duration::ZERO } else { args.round };
+    Ok(Some(GuestTerms { reserve_bytes, rest }))
 }
 
 fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
@@ -300,6 +342,10 @@ impl Surroundings for Host {
         memory::limits_of(vm, &self.folder)
     }
 
+    fn monitor(&self, vm: &str) -> Option<Address> {
+        memory::monitor_of(vm, &self.folder)
+    }
+
     fn show(&mut self, report: &HostReport) -> io::Result<()> {
         let text = match self.output {
             None => return Ok(()),
@@ -340,6 +386,12 @@ mod tests {
         assert_eq!((all.total_bytes, all.applies, all.window), (8 << 30, true, Duration::from_secs(300)));
         assert_eq!((all.readings_min, all.memory().unit_bytes), (2, 4 << 20));
         assert_eq!((all.resource, of("--total 1G --tier local").unwrap().resource), (Resource::Cache, Resource::Local));
+        assert_eq!((all.guests, of("--total 1G --tier local --reserve 1M").unwrap().guests), (None, None));
+        let guests = |words: &str| of(&format!("--tier local --guests {words}")).unwrap().guests.unwrap();
+        let hour = Duration::from_secs(3600);
+        assert_eq!(guests("--total 8G"), GuestTerms { reserve_bytes: 256 << 20, rest: hour });
+        assert_eq!(guests("--total 64M --once"), GuestTerms { reserve_bytes: 8 << 20, rest: Duration::ZERO });
+        assert_eq!(guests("--total 8G --reserve 1G --round 5m").reserve_bytes, 1 << 30);
         let look = of("--total 8G --once --policy esx").unwrap();
         assert_eq!((look.readings_min, look.policy, look.applies), (1, Policy::Esx, false));
     }
@@ -350,6 +402,9 @@ mod tests {
             ("", "no total: say --total"),
             ("--total 4K", "from 2M to 64T"),
             ("--total 8G --apply --policy greedy", "for comparison"),
+            ("--total 8G --guests", "needs --tier local"),
+            ("--total 8G --tier local --guests --reserve 5G", "half of it at most"),
+            ("--total 8G --tier local --guests --policy esx", "for comparison"),
             ("--total 8G --interval 1ms", "at least 100 are needed"),
             ("--total 8G --tier near", "possible values: local, remote"),
             ("--total 8G --interval soon", "is not a time"),

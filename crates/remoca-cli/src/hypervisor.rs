@@ -1,9 +1,10 @@
 //! The libvirt and the QEMU of this host: their versions, asked of their own programs.
 
+use remoca_io::program::printed;
 use std::fmt;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::str::FromStr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long another program may take. A libvirt that hangs must not hang its caller.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -49,26 +50,7 @@ fn qemu_version(said: &str) -> Option<Version> {
 
 /// Returns what a program prints, or `None` if it is not there, fails, or takes too long.
 pub fn said(program: &str, arguments: &[&str]) -> Option<String> {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let mut child = command.spawn().ok()?;
-    let mut stdout = child.stdout.take()?;
-    // A pipe that fills up must not stop the program.
-    let reader = std::thread::spawn(move || std::io::read_to_string(&mut stdout));
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match child.try_wait().ok()? {
-            Some(status) if status.success() => return reader.join().ok()?.ok(),
-            Some(_) => return None,
-            None if Instant::now() > deadline => {
-                // Its pipe ends with it.
-                let _ = child.kill();
-                let _ = child.wait();
-                return None;
-            }
-            None => std::thread::sleep(Duration::from_millis(5)),
-        }
-    }
+    printed(Command::new(program).args(arguments), PATIENCE).ok()
 }
 
 #[cfg(test)]

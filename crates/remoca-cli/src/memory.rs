@@ -8,6 +8,7 @@ use crate::size::parse_size;
 use anyhow::{Result, bail};
 use clap::{Args, FromArgMatches};
 use remoca_core::allocation::WEIGHTS;
+use remoca_host::guest::Address;
 use remoca_host::limits::Limits;
 use std::path::Path;
 
@@ -29,6 +30,14 @@ struct MemoryArgs {
     /// How much more may miss than with the size by weight, such as 25% of the misses there; `none` for no such bound
     #[arg(long, value_name = "PERCENT", default_value = "25%", value_parser = parse_bound)]
     bound: f64,
+
+    /// Monitor of its hypervisor, for `remoca host --guests`: `qmp:PATH` of a QMP socket that nobody else uses, or `libvirt:DOMAIN`
+    #[arg(long, value_name = "ADDRESS")]
+    monitor: Option<Address>,
+
+    /// Memory that its guest has at least, whatever its balloon is asked for [default: half of what it had at first]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    guest_minimum: Option<u64>,
 }
 
 /// Returns the keys that the table may have.
@@ -49,15 +58,25 @@ pub fn tables(files: &Files) -> ([Settings; 2], Vec<Problem>) {
 /// # Errors
 /// If there is a mistake in them.
 pub fn limits(files: &Files) -> Result<Limits> {
+    let args = args(files)?;
+    if let Some(maximum) = args.maximum.filter(|maximum| *maximum < args.minimum) {
+        bail!("[memory]: the maximum of {maximum} bytes is less than the minimum of {}", args.minimum);
+    }
+    Ok(Limits {
+        minimum_bytes: args.minimum,
+        maximum_bytes: args.maximum,
+        weight: args.weight,
+        bound: args.bound,
+        guest_minimum_bytes: args.guest_minimum,
+    })
+}
+
+fn args(files: &Files) -> Result<MemoryArgs> {
     let ([vm, host], problems) = tables(files);
     if !problems.is_empty() {
         return Err(Unusable(problems).into());
     }
-    let args = MemoryArgs::from_arg_matches(&Merged::new(&schema(), &[], &[&vm, &host])?.matches)?;
-    if let Some(maximum) = args.maximum.filter(|maximum| *maximum < args.minimum) {
-        bail!("[memory]: the maximum of {maximum} bytes is less than the minimum of {}", args.minimum);
-    }
-    Ok(Limits { minimum_bytes: args.minimum, maximum_bytes: args.maximum, weight: args.weight, bound: args.bound })
+    Ok(MemoryArgs::from_arg_matches(&Merged::new(&schema(), &[], &[&vm, &host])?.matches)?)
 }
 
 /// Returns the limits of the VM `name` by the files in `folder`, or why there are none as a text.
@@ -67,6 +86,11 @@ pub fn limits(files: &Files) -> Result<Limits> {
 pub fn limits_of(name: &str, folder: &Path) -> Result<Limits, String> {
     let files = Files::read(folder, Some(name)).map_err(anyhow::Error::from);
     files.and_then(|files| limits(&files)).map_err(|error| format!("{error:#}").replace("\n ", ";"))
+}
+
+/// Returns the monitor of the guest of the VM `name` by the files in `folder`; `None` if they name none, or have mistakes.
+pub fn monitor_of(name: &str, folder: &Path) -> Option<Address> {
+    args(&Files::read(folder, Some(name)).ok()?).ok()?.monitor
 }
 
 fn parse_weight(text: &str) -> Result<f64, String> {
@@ -102,6 +126,9 @@ mod tests {
             of("cache = '1G'\n[memory]\nminimum = '1G'\nbound = 'none'\n", "[memory]\nweight = 2\nbound = '5%'\n");
         assert_eq!((both.minimum_bytes, both.weight, both.bound), (1 << 30, 2., f64::INFINITY));
         assert!((of("", "[memory]\nbound = '5%'\n").bound - 0.05).abs() < 1e-9);
+        let text = "[memory]\nmonitor = 'libvirt:web1'\nguest-minimum = '512M'\n";
+        assert_eq!(of(text, "").guest_minimum_bytes, Some(512 << 20));
+        assert_eq!(args(&files(text, "")).unwrap().monitor, "libvirt:web1".parse().ok());
     }
 
     #[test]
@@ -111,6 +138,7 @@ mod tests {
         assert!(wrong("[memory]\nweight = 0\n").contains("V:3: weight: `0` is not a weight"));
         assert!(wrong("[memory]\nbound = '-1%'\n").contains("V:3: bound: `-1%` is not a bound"));
         assert!(wrong("[memory]\nminimum = '2G'\nmaximum = '1G'\n").contains("is less than the minimum"));
+        assert!(wrong("[memory]\nmonitor = 'web1'\n").contains("V:3: monitor: `web1` is no monitor"));
         assert!(wrong("memory = 1\n").contains("V:2: `memory` must be a table: [memory]"));
     }
 }

@@ -181,7 +181,7 @@ mod tests {
     fn status(counters: &[(&str, u64)], lost: u64) -> Status {
         let empty =
             LatencySummary { count: 0, sum_ns: 0, mean_us: 0., p50_us: 0., p99_us: 0., p999_us: 0., max_us: 0. };
-        let agent = AgentStats { captured: 0, lost, sampled_out: 0, written: 0, cookie: 0 };
+        let agent = AgentStats { captured: 0, lost, sampled_out: 0, written: 0, cookie: 0, memory_wait: None };
         Status {
             name: String::new(),
             pid: 1,
@@ -235,6 +235,7 @@ mod tests {
                 known_blocks: 0,
                 guest_bytes: 0,
                 guest_bytes_indexed: 0,
+                guest_resident_bytes: None,
             },
         }
     }

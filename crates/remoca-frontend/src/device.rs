@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 
 /// A device of the VM.
 pub enum Frontend {
-    Vhost(VhostDevice),
+    Vhost(Box<VhostDevice>),
     Nbd(NbdExport),
 }
 
@@ -144,6 +144,14 @@ impl Frontend {
         match self {
             Self::Vhost(device) => device.guest_memory_bytes(),
             Self::Nbd(_) => 0,
+        }
+    }
+
+    /// Returns the memory of this host that the guest's memory takes now, or `None` if the frontend does not know it.
+    pub fn guest_resident_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Vhost(device) => device.guest_resident_bytes(),
+            Self::Nbd(_) => None,
         }
     }
 

@@ -48,17 +48,20 @@ fn both_ends_agree(source: &mut Source) {
         sampled_out: number(),
         written: number(),
         start_cookie: number(),
+        memory_wait: u32::try_from(number() % 20_000).ok(),
     };
     let mut page = Page::ZERO;
     statistics.encode(&mut page);
     let read = port::agent_stats(&page.0).unwrap();
     let told = [read.captured, read.lost, read.sampled_out, read.written, read.cookie];
-    let StatisticsPage { captured, lost, sampled_out, written, start_cookie } = statistics;
+    let StatisticsPage { captured, lost, sampled_out, written, start_cookie, memory_wait } = statistics;
+    assert_eq!(read.memory_wait, memory_wait.map(|wait| wait.min(10_000)));
     assert_eq!(told, [captured, lost, sampled_out, written, start_cookie]);
 }
 
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut statistics = Page::ZERO;
-    StatisticsPage { captured: 1, lost: 2, sampled_out: 3, written: 4, start_cookie: 5 }.encode(&mut statistics);
+    StatisticsPage { captured: 1, lost: 2, sampled_out: 3, written: 4, start_cookie: 5, memory_wait: Some(6) }
+        .encode(&mut statistics);
     vec![port::identification(&EngineStats::default(), 77, 64)[..64].to_vec(), statistics.0.to_vec()]
 }

@@ -1,12 +1,14 @@
 //! The loop of the daemon: asks, plans, changes, shows. Everything that waits has a deadline.
 
 use crate::ask::{ask_all, set};
+use crate::guest::{Address, Monitors, Unusable};
 use crate::limits::Limits;
-use crate::planner::{Heard, Look, Moment, Outcome, Planner, Settings, Step};
+use crate::planner::{Heard, Look, Moment, Outcome, Planner, Settings, Side, Step};
 use crate::record::{self, Paths};
 use crate::socket::ReportSocket;
 use remoca_protocol::host::HostReport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -24,6 +26,8 @@ pub trait Surroundings {
     /// # Errors
     /// What is wrong with its file.
     fn limits(&self, vm: &str) -> Result<Limits, String>;
+    /// Returns the monitor of the VM's guest; `None` if the operator names none.
+    fn monitor(&self, vm: &str) -> Option<Address>;
     /// Takes a new report.
     ///
     /// # Errors
@@ -36,6 +40,7 @@ pub struct Daemon<S> {
     planner: Planner,
     settings: Settings,
     surroundings: S,
+    monitors: Monitors,
     /// `None` for a look that leaves nothing behind.
     record: Option<PathBuf>,
     socket: Option<ReportSocket>,
@@ -57,16 +62,26 @@ impl<S: Surroundings> Daemon<S> {
     /// # Errors
     /// If the socket cannot be made.
     pub fn new(settings: Settings, surroundings: S, paths: Option<&Paths>) -> io::Result<Self> {
-        let record = paths.map(|paths| {
+        let on_disk = paths.map(|paths| {
             record::read(&paths.record).unwrap_or_else(|error| {
                 tracing::warn!("{}: the record of a former daemon is not used: {error}", paths.record.display());
                 crate::planner::Record::default()
             })
         });
+        let record = on_disk.unwrap_or_default();
+        let lend = record.guests.iter().filter(|(_, sizes)| sizes.taken() > 0).map(|(vm, _)| vm.as_str());
+        let lend: Vec<_> = lend.filter(|_| settings.guests.is_none()).collect();
+        if !lend.is_empty() {
+            tracing::warn!(
+                "guests take no part now, but these have less memory than at first: {}. `--guests` goes on with them; or give them theirs back by `virsh setmem` or QMP's `balloon`",
+                lend.join(", ")
+            );
+        }
         Ok(Self {
-            planner: Planner::new(settings, record.unwrap_or_default()),
+            planner: Planner::new(settings, record),
             settings,
             surroundings,
+            monitors: Monitors::default(),
             record: paths.filter(|_| settings.applies).map(|paths| paths.record.clone()),
             socket: paths.map(|paths| ReportSocket::start(&paths.socket)).transpose()?,
             started: Instant::now(),
@@ -130,16 +145,36 @@ impl<S: Surroundings> Daemon<S> {
     fn look_at_all(&mut self) {
         let vms = self.surroundings.vms();
         let places: Vec<_> = vms.iter().map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
-        let answers = ask_all(&places, self.settings.resource, Some(self.settings.grid()));
+        let answers = ask_all(&places, self.settings.resource, Some(self.planner.grid()));
         let heard = |((vm, _), answer): (&(String, PathBuf), _)| Heard {
             vm: vm.clone(),
             limits: self.surroundings.limits(vm),
             answer,
         };
         let all = vms.iter().zip(answers).map(heard).collect();
+        let names: Vec<String> = vms.iter().map(|(vm, _)| vm.clone()).collect();
+        let monitors = |vm: &String| Some((vm.clone(), self.surroundings.monitor(vm)?));
+        let monitors: BTreeMap<_, _> = names.iter().filter_map(monitors).collect();
+        if self.settings.guests.is_some() {
+            self.monitors.keep(&monitors);
+        }
+        self.look_at_guests(&names);
         let began = Instant::now();
         self.planner.hear_all(self.moment(), all);
         self.plan_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    }
+
+    /// Asks the monitors of some guests.
+    fn look_at_guests(&mut self, names: &[String]) {
+        if self.settings.guests.is_none() {
+            return;
+        }
+        let mut said = self.monitors.read(|vm| names.iter().any(|name| name == vm));
+        for name in names {
+            let none = || Err(Unusable::Advised("its file names no monitor ([memory] monitor)".into()));
+            said.entry(name.clone()).or_insert_with(none);
+        }
+        self.planner.hear_guests(said);
     }
 
     /// Asks some VMs for their status.
@@ -147,11 +182,13 @@ impl<S: Surroundings> Daemon<S> {
         let vms = self.surroundings.vms();
         let asked = vms.iter().filter(|(name, _)| names.contains(name));
         let places: Vec<_> = asked.map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
+        self.look_at_guests(names);
+        // What the host sees of the guests must not be older than what they say.
         let answers = ask_all(&places, self.settings.resource, None);
         for ((name, _), answer) in places.iter().zip(answers) {
             self.planner.hear(self.moment(), name, answer);
         }
-        self.planner.looked_at_awaited(self.moment());
+        self.planner.looked_at_awaited(self.moment(), names);
     }
 
     /// Executes what the planner asks for. Returns whether the daemon is to stop.
@@ -170,7 +207,13 @@ impl<S: Surroundings> Daemon<S> {
         Ok(false)
     }
 
-    fn send(&self, step: &Step) -> Outcome {
+    fn send(&mut self, step: &Step) -> Outcome {
+        if step.side == Side::Guest {
+            return match self.monitors.set_bytes(&step.vm, step.bytes) {
+                Ok(()) => Outcome::Told,
+                Err(why) => Outcome::Unknown(why),
+            };
+        }
         let vms = self.surroundings.vms();
         let Some((name, socket)) = vms.iter().find(|(name, _)| *name == step.vm) else {
             return Outcome::NotSent("the VM is gone".into());

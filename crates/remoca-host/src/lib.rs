@@ -9,6 +9,7 @@
 pub mod ask;
 pub mod curve;
 pub mod daemon;
+pub mod guest;
 pub mod limits;
 pub mod plan;
 pub mod planner;

@@ -10,10 +10,12 @@ pub struct Limits {
     pub weight: f64,
     /// Greatest loss against the size by weight, as a share of the miss ratio there; infinite without a bound.
     pub bound: f64,
+    /// Memory that its guest has at least; `None` for half of what it had at first.
+    pub guest_minimum_bytes: Option<u64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { minimum_bytes: 0, maximum_bytes: None, weight: 1., bound: 0.25 }
+        Self { minimum_bytes: 0, maximum_bytes: None, weight: 1., bound: 0.25, guest_minimum_bytes: None }
     }
 }

@@ -1,6 +1,7 @@
 //! What a VM process answered, checked: nothing that it says is believed because it says it.
 
 use crate::curve::Curve;
+use crate::guest::GuestMemory;
 use crate::resource::Resource;
 use remoca_protocol::control::Status;
 
@@ -20,6 +21,10 @@ pub struct Reading {
     pub is_left_alone: bool,
     /// Blocks that its guest has read since the program started.
     pub blocks_read: u64,
+    /// Memory of the host that its guest's memory takes, as far as it sees that.
+    pub guest_resident: Option<u64>,
+    /// Share of time in which its guest's tasks waited for memory, as its agent says, in percent.
+    pub guest_waits: Option<f64>,
     /// Blocks that what is divided has answered, and those that it has not.
     pub answered: (u64, u64),
     /// `None` if the curve was not asked for.
@@ -56,6 +61,7 @@ impl Reading {
         }
         let blocks_read =
             status.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.traffic.read_bytes / 4096));
+        let guest = GuestMemory::default().with_status(status);
         Ok(Self {
             process: (status.pid, status.upgrades),
             wanted,
@@ -63,6 +69,8 @@ impl Reading {
             fixed: resource.fixed(status),
             is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker == "open"),
             blocks_read,
+            guest_resident: guest.resident_bytes,
+            guest_waits: guest.pressure.some_avg10,
             answered: resource.answered(status),
             curve,
         })

@@ -86,7 +86,7 @@ mod tests {
             stage: Stage::Begun,
             why: "more".into(),
             miss_ratio: Some(0.5),
-            miss_ratio_then: None,
+            ..Move::default()
         };
         let record = Record {
             intent: Some(Intent { at_s: 7, moves: vec![change] }),

@@ -1,6 +1,6 @@
 //! Interfaces to the kernel and to other processes: addresses, sockets, protected connections, wake-ups, signals,
-//! locks, mapped memory, key files, the service manager, the control socket, and the program that follows in this
-//! process.
+//! locks, mapped memory, key files, the service manager, the control socket, other programs, and the program that
+//! follows in this process.
 //!
 //! Stores, frontends, links and the driver use these modules, which depend on none of them.
 
@@ -15,6 +15,7 @@ pub mod key;
 pub mod lock;
 pub mod narrow;
 pub mod passed;
+pub mod program;
 pub mod sealed;
 pub mod secure;
 pub mod service;

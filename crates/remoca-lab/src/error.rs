@@ -26,7 +26,7 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     #[error("QMP: {0}")]
-    Qmp(String),
+    Qmp(#[from] remoca_qmp::Error),
 }
 
 /// Adds a description of the failed action to an I/O error.

@@ -13,6 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use remoca_qmp::{Limit, Qmp};
+
 use crate::{
     accel::Accelerator,
     channel::{Channel, Failure, Job, Output},
@@ -23,9 +25,7 @@ use crate::{
     lab::Lab,
     machine::Machine,
     migration::{self, Incoming, Relay},
-    program, qemu,
-    qmp::Qmp,
-    service, store,
+    program, qemu, service, store,
 };
 
 const TAIL_LINE_COUNT: usize = 25;
@@ -33,6 +33,8 @@ const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
 /// How long to wait for the console output of a hypervisor that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for an answer of QEMU, which answers at once unless it hangs.
+const ANSWER_LIMIT: Limit = Limit::Each(Duration::from_secs(30));
 
 /// A disk of a guest. In the guest, `disk-by-serial NAME` prints its device.
 #[derive(Clone, Debug)]
@@ -99,6 +101,10 @@ pub struct GuestConfig {
     pub disks: Vec<Disk>,
     /// Files to find in the guest's `/payload` (which is in its PATH), by name.
     pub payload: Vec<(String, PathBuf)>,
+    /// Whether the guest has a virtio balloon. It gives memory back when its driver is loaded.
+    pub balloon: bool,
+    /// Path of a socket at which QEMU has another monitor, for others than the laboratory.
+    pub monitor: Option<PathBuf>,
     /// Appended to the kernel's command line.
     pub kernel_args: Vec<String>,
     /// Appended to QEMU's arguments.
@@ -125,6 +131,8 @@ impl GuestConfig {
             smp: 2,
             disks: Vec::new(),
             payload: Vec::new(),
+            balloon: false,
+            monitor: None,
             kernel_args: Vec::new(),
             qemu_args: Vec::new(),
             may_reboot: false,
@@ -270,8 +278,8 @@ impl Guest {
 
     /// Returns the monitor of the guest's QEMU. Returns an error if it is already open: there is only one.
     pub fn qmp(&mut self) -> Result<Qmp> {
-        let monitor = self.monitor.take().ok_or_else(|| Error::Qmp("the monitor is already open".into()))?;
-        Qmp::open(monitor)
+        let monitor = self.monitor.take().ok_or_else(|| Error::Invalid("the monitor is already open".into()))?;
+        Ok(Qmp::open(monitor, ANSWER_LIMIT)?)
     }
 
     /// Starts another QEMU, which waits at `address` (as QEMU writes it: `tcp:HOST:PORT`) for this guest. `change`
@@ -286,7 +294,7 @@ impl Guest {
         qemu.far_port = None;
         let monitor = qemu.monitor.try_clone().context("copying a socket")?;
         // QEMU accepts commands when it listens.
-        let qmp = Qmp::open(monitor)?;
+        let qmp = Qmp::open(monitor, ANSWER_LIMIT)?;
         Ok(Incoming { waiting: Some((qemu, qmp)), config: changed })
     }
 

@@ -13,11 +13,12 @@ use std::{
     thread,
 };
 
+use remoca_qmp::Qmp;
+
 use crate::{
     error::{Context, Result},
     guest::{DiskSource, GuestConfig, Qemu},
     image::Image,
-    qmp::Qmp,
     service,
 };
 

@@ -56,6 +56,12 @@ pub(crate) fn command(parts: &Parts, port: &UnixStream, monitor: &UnixStream) ->
         .arg("-chardev")
         .arg(format!("socket,id=monitor,fd={}", monitor.as_raw_fd()))
         .args(["-mon", "chardev=monitor,mode=control"]);
+    if config.balloon {
+        command.args(["-device", "virtio-balloon-pci"]);
+    }
+    if let Some(path) = &config.monitor {
+        command.arg("-qmp").arg(format!("unix:{},server=on,wait=off", escaped(path)));
+    }
     if config.count_instructions {
         command.args(["-icount", "shift=0,sleep=on"]);
     }

@@ -33,6 +33,9 @@ pub struct HostReport {
     pub saved_ms_per_s: Option<f64>,
     /// Time that the last plan took.
     pub plan_us: u64,
+    /// What of the total is never planned with, and what guests have lent beside it; `None` if guests take no part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guests: Option<HostGuests>,
     pub vms: Vec<HostVm>,
     /// Latest decisions, the newest last; at most [`DECISIONS_MAX`].
     pub decisions: Vec<HostDecision>,
@@ -68,6 +71,45 @@ pub struct HostVm {
     /// Time that reads would be shorter by, in milliseconds for each second.
     pub saved_ms_per_s: Option<f64>,
     /// Reason for the target.
+    pub why: String,
+    /// Memory of its guest; `None` if guests take no part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<HostGuest>,
+}
+
+/// Memory that goes between guests and their caches.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostGuests {
+    pub reserve_bytes: u64,
+    /// What guests have lent, as the host has seen it. It is divided beside the total.
+    pub lent_bytes: u64,
+    /// "rest", "lend", "observe", "divide" or "return".
+    pub phase: String,
+    /// What the round is about, in words.
+    pub state: String,
+}
+
+/// Memory of the guest of a VM.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HostGuest {
+    /// "usable": it may be moved. "short": the guest is short of memory. "stuck": its balloon does not follow. "silent": its monitor does not
+    /// answer. "advised": it can only be looked at, or not even that.
+    pub state: String,
+    /// What it had when the daemon saw it first; `None` as long as its monitor has not answered.
+    pub home_bytes: Option<u64>,
+    /// What its balloon leaves to it.
+    pub guest_bytes: Option<u64>,
+    /// What it takes of the host's memory.
+    pub resident_bytes: Option<u64>,
+    /// What it has lent, as the host has seen it.
+    pub lent_bytes: u64,
+    /// What was taken from it, seen or not.
+    pub taken_bytes: u64,
+    /// What it could lend in a round, beside that.
+    pub could_lend_bytes: u64,
+    /// Size below which it is never taken.
+    pub minimum_bytes: u64,
+    /// Why it is as it is.
     pub why: String,
 }
 

@@ -8,7 +8,7 @@
 //! identification: "REMOCAEP" | version u32 | batch pages u32 | received u64 | matched u64
 //!                 | unmatched u64 | dropped u64 | cookie u64 | advice u32
 //! statistics:     "REMOCAST" | version u32 | 0 u32 | captured u64 | lost u64 | sampled out u64
-//!                 | written u64 | agent's cookie u64
+//!                 | written u64 | agent's cookie u64 | waiting for memory u32
 //! ```
 //! The agent, which depends on no crate of the project, has its own reader and writer (`remoca-agent/src/page.rs`). The
 //! fuzz target `agent-page` checks that the two agree.
@@ -24,6 +24,8 @@ pub const PORT_BYTES: u64 = 64 << 20;
 /// Maximum number of pages that the agent may send in one request.
 pub const BATCH_PAGES: u32 = 256;
 const VERSION: u32 = 1;
+/// All of the time, in hundredths of a percent.
+const MEMORY_WAIT_MAX: u32 = 10_000;
 const IDENTIFICATION_MAGIC: &[u8; 8] = b"REMOCAEP";
 const STATISTICS_MAGIC: &[u8; 8] = b"REMOCAST";
 
@@ -40,6 +42,10 @@ pub struct AgentStats {
     pub written: u64,
     /// Number that changes with each start of the agent.
     pub cookie: u64,
+    /// Share of the last ten seconds in which some task of the guest waited for memory, in hundredths of a percent; `None` if the
+    /// guest's kernel does not tell, or the agent is too old to ask it.
+    #[serde(default)]
+    pub memory_wait: Option<u32>,
 }
 
 /// Returns the identification page with the counters of `stats`.
@@ -71,7 +77,18 @@ pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
         word.copy_from_slice(&page[16 + at * 8..24 + at * 8]);
         u64::from_le_bytes(word)
     };
-    Some(AgentStats { captured: word(0), lost: word(1), sampled_out: word(2), written: word(3), cookie: word(4) })
+    let mut wait = [0; 4];
+    wait.copy_from_slice(&page[56..60]);
+    // Agents that do not know it leave it 0.
+    let memory_wait = u32::from_le_bytes(wait).checked_sub(1).filter(|wait| *wait <= MEMORY_WAIT_MAX);
+    Some(AgentStats {
+        captured: word(0),
+        lost: word(1),
+        sampled_out: word(2),
+        written: word(3),
+        cookie: word(4),
+        memory_wait,
+    })
 }
 
 #[cfg(test)]
@@ -107,8 +124,12 @@ mod tests {
         for (at, byte) in (16..56).step_by(8).zip(1_u8..) {
             page[at] = byte;
         }
-        let expected = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5 };
-        assert_eq!(agent_stats(&page), Some(expected));
+        let expected = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5, memory_wait: None };
+        assert_eq!(agent_stats(&page), Some(expected), "as agents write it that know no more");
+        for (written, wait) in [(1_u32, Some(0)), (10_001, Some(10_000)), (10_002, None), (u32::MAX, None)] {
+            page[56..60].copy_from_slice(&written.to_le_bytes());
+            assert_eq!(agent_stats(&page).unwrap().memory_wait, wait);
+        }
         assert_eq!(agent_stats(&page[..512]), None);
     }
 }

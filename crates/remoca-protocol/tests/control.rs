@@ -35,7 +35,7 @@ fn disk() -> DiskStatus {
 }
 
 fn port() -> PortStatus {
-    let agent = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5 };
+    let agent = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5, memory_wait: Some(6) };
     PortStatus {
         socket: "/p".into(),
         attached: true,
@@ -113,6 +113,7 @@ fn status() -> Status {
             known_blocks: 3,
             guest_bytes: 4,
             guest_bytes_indexed: 5,
+            guest_resident_bytes: Some(6),
         },
         migration: Some(MigrationStatus { has_disks: true, incoming: None, peer: None, news: Some("n".into()) }),
         notice: Some("a file is broken".into()),
@@ -136,11 +137,11 @@ fn a_status_is_this_line() {
         r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"outlives_crash":true,"swap_areas":1,"nbd_clients":null,"offers_more":true,"#,
         r#""traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}}],"#,
         r#""port":{"socket":"/p","attached":true,"outlives_crash":false,"nbd_clients":1,"offers_more":true,"#,
-        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5},"agent_heard_s_ago":2,"advice":64},"#,
+        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5,"memory_wait":6},"agent_heard_s_ago":2,"advice":64},"#,
         r#""counters":{"hits":3},"#,
         r#""latency":{"read":LATENCY,"read_from_cache":LATENCY,"read_from_disk":LATENCY,"write":LATENCY},"#,
         r#""hedging":{"late_after_us":100.0,"disk":{"p50_us":1.5,"p99_us":9.5},"server":null},"#,
-        r#""memory":{"index_bytes":1,"buffer_bytes":2,"known_blocks":3,"guest_bytes":4,"guest_bytes_indexed":5},"#,
+        r#""memory":{"index_bytes":1,"buffer_bytes":2,"known_blocks":3,"guest_bytes":4,"guest_bytes_indexed":5,"guest_resident_bytes":6},"#,
         r#""migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6}"#,
     ];
     let line = line.concat().replace("LATENCY", LATENCY);
@@ -160,8 +161,9 @@ fn what_a_former_version_did_not_say_has_a_value() {
         r#""swap_areas":1,"#,
         r#","traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}"#,
         r#""agent_heard_s_ago":2,"#,
+        r#","memory_wait":6"#,
         r#""shrunk_from_bytes":8192,"guest_sees_size":true,"#,
-        r#","guest_bytes":4,"guest_bytes_indexed":5"#,
+        r#","guest_bytes":4,"guest_bytes_indexed":5,"guest_resident_bytes":6"#,
         r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"is_local_tier":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"hits":5,"latency_us":1.5,"pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
         r#","migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6"#,
     ];
@@ -172,6 +174,6 @@ fn what_a_former_version_did_not_say_has_a_value() {
     let Ok(Reply::Status(status)) = Reply::parse(text.as_bytes()) else { panic!("it is a status") };
     assert_eq!((status.upgrades, status.memory.guest_bytes, status.trace_lost), (0, 0, None));
     assert!(status.migration.is_none() && status.disks[0].failed_flush.is_none() && status.disks[0].swap_areas == 0);
-    assert!(status.pools.is_empty());
+    assert!(status.pools.is_empty() && status.memory.guest_resident_bytes.is_none());
     assert!(status.disks[0].shrunk_from_bytes.is_none() && status.disks[0].guest_sees_size);
 }

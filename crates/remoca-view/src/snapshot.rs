@@ -111,7 +111,7 @@ impl Taker {
             taken_s: now_s,
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
-            problems: diagnosis::of_all(&vms),
+            problems: diagnosis::of_host(&vms, host_report.as_ref()),
             vms,
             host_report,
         }

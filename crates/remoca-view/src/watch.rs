@@ -70,9 +70,10 @@ impl Watch {
 ///
 /// # Errors
 /// If the system has no descriptors left.
-pub fn take_one(sockets: &[PathBuf]) -> io::Result<Snapshot> {
-    let answers = runtime()?.block_on(Asker::default().ask(sockets, &[]));
-    Ok(Taker::new(host_name()).next(answers, unix_s(), None))
+pub fn take_one(sockets: &[PathBuf], host_socket: Option<PathBuf>) -> io::Result<Snapshot> {
+    let (mut asker, mut host) = (Asker::default(), HostAsker::new(host_socket));
+    let (answers, report) = runtime()?.block_on(async { tokio::join!(asker.ask(sockets, &[]), host.ask()) });
+    Ok(Taker::new(host_name()).next(answers, unix_s(), report))
 }
 
 /// Returns a runtime for one thread, in a process that may have as many files open as it is allowed.

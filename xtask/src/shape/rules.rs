@@ -10,19 +10,20 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Crates of the project that each crate is built with. A crate may name only crates that are listed above it here.
-const CRATES: [(&str, &[&str]); 19] = [
+const CRATES: [(&str, &[&str]); 20] = [
     ("remoca-core", &[]),
     ("remoca-protocol", &["remoca-core"]),
     ("remoca-trace", &["remoca-core", "remoca-protocol"]),
     ("remoca-page", &[]),
     ("remoca-io", &["remoca-protocol"]),
+    ("remoca-qmp", &[]),
     ("remoca-agent", &[]),
-    ("remoca-lab", &[]),
+    ("remoca-lab", &["remoca-qmp"]),
     ("remoca-server", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-store", &["remoca-io", "remoca-protocol"]),
     ("remoca-frontend", &["remoca-core", "remoca-io", "remoca-protocol"]),
     ("remoca-disk", &["remoca-core", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
-    ("remoca-host", &["remoca-core", "remoca-io", "remoca-protocol"]),
+    ("remoca-host", &["remoca-core", "remoca-io", "remoca-protocol", "remoca-qmp"]),
     ("remoca-sim", &["remoca-core", "remoca-disk", "remoca-frontend", "remoca-io", "remoca-protocol", "remoca-store"]),
     ("remoca-demo", &["remoca-io", "remoca-lab", "remoca-page", "remoca-protocol"]),
     ("remoca-view", &["remoca-io", "remoca-protocol"]),
@@ -66,7 +67,10 @@ const CRATES: [(&str, &[&str]); 19] = [
             "remoca-trace",
         ],
     ),
-    ("remoca-guest-tests", &["remoca-demo", "remoca-frontend", "remoca-io", "remoca-lab", "remoca-protocol"]),
+    (
+        "remoca-guest-tests",
+        &["remoca-demo", "remoca-frontend", "remoca-host", "remoca-io", "remoca-lab", "remoca-protocol"],
+    ),
 ];
 
 /// Modules of a crate that must not know one another: lower layers know nothing of upper ones.

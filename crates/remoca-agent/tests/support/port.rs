@@ -163,10 +163,15 @@ impl State {
     }
 
     fn take_statistics(&mut self, page: &[u8]) {
-        if page.len() != BLOCK_BYTES || page[..12] != *b"REMOCAST\x01\0\0\0" || page[56..].iter().any(|byte| *byte != 0)
+        if page.len() != BLOCK_BYTES || page[..12] != *b"REMOCAST\x01\0\0\0" || page[60..].iter().any(|byte| *byte != 0)
         {
             self.faults.push("block 0 was written with something else than statistics".to_owned());
             return;
+        }
+        let wait = u32::from_le_bytes(page[56..60].try_into().unwrap());
+        // Debian's kernels tell how long tasks wait for memory.
+        if !(1..=10_001).contains(&wait) {
+            self.faults.push(format!("{wait} is no share of time, plus one"));
         }
         let number = |offset: usize| u64::from_le_bytes(page[offset..offset + 8].try_into().unwrap());
         self.statistics_count += 1;

@@ -56,7 +56,7 @@ fn of_all(args: &CheckArgs) -> Result<()> {
     if sockets.is_empty() {
         bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere());
     }
-    let snapshot = remoca_view::watch::take_one(&sockets)?;
+    let snapshot = remoca_view::watch::take_one(&sockets, crate::top::host_socket())?;
     let (problems, count) = (&snapshot.problems, snapshot.vms.len());
     let mut out = std::io::stdout().lock();
     if args.json {

@@ -1,7 +1,7 @@
 //! The report of the host's daemon as text.
 
 use crate::size::show_size;
-use remoca_protocol::host::{HostReport, HostVm};
+use remoca_protocol::host::{HostGuests, HostReport, HostVm};
 use remoca_view::host::decision_text;
 use remoca_view::text::percent;
 use std::fmt::Write;
@@ -37,7 +37,43 @@ pub fn text(report: &HostReport) -> String {
     }
     let mode = if report.applies { "" } else { " Sizes are only shown, not changed (--apply)." };
     add(&mut text, format_args!("{}.{mode}\n", capital(&report.state)));
+    if let Some(guests) = &report.guests {
+        add_guests(&mut text, report, guests, width);
+    }
     text
+}
+
+/// Adds a line for each guest, and what holds for all of them.
+fn add_guests(text: &mut String, report: &HostReport, guests: &HostGuests, width: usize) {
+    add(
+        text,
+        format_args!(
+            "\n{:<width$} {:>7} {:>7} {:>7} {:>7} {:>7}   {}\n",
+            "GUEST", "HOME", "HAS", "LENT", "COULD", "LEAST", "WHY"
+        ),
+    );
+    for vm in &report.vms {
+        let Some(guest) = &vm.guest else { continue };
+        let size = |bytes: Option<u64>| bytes.map_or("-".into(), show_size);
+        let could = Some(guest.could_lend_bytes).filter(|_| guest.state == "usable");
+        let least = guest.home_bytes.map(|_| guest.minimum_bytes);
+        let (home, has) = (size(guest.home_bytes), size(guest.guest_bytes));
+        let (lent, could, least) = (show_size(guest.lent_bytes), size(could), size(least));
+        let why = match guest.state.as_str() {
+            "advised" => format!("only advised: {}", guest.why),
+            _ => guest.why.clone(),
+        };
+        add(text, format_args!("{:<width$} {home:>7} {has:>7} {lent:>7} {could:>7} {least:>7}   {why}\n", vm.name));
+    }
+    let (lent, reserve) = (show_size(guests.lent_bytes), show_size(guests.reserve_bytes));
+    add(
+        text,
+        format_args!(
+            "\nGuests lend {lent}, which is divided too; {reserve} are the reserve for guests that are short of memory.\n"
+        ),
+    );
+    let mode = if report.applies { "" } else { " Nothing is moved (--apply)." };
+    add(text, format_args!("{}.{mode}\n", capital(&guests.state)));
 }
 
 fn line(text: &mut String, vm: &HostVm, width: usize) {
@@ -81,7 +117,7 @@ fn capital(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoca_protocol::host::HostDecision;
+    use remoca_protocol::host::{HostDecision, HostGuest};
 
     #[test]
     fn a_report_explains_itself() {
@@ -134,6 +170,30 @@ mod tests {
             "3G of 4G are in use (local tier), in units of 2M; policy optimal.\n",
             "lower by 20.0 % (geometric mean)",
             "Gives memory to web1. Sizes are only shown, not changed (--apply).\n",
+        ] {
+            assert!(shown.contains(words), "`{words}` is missing in:\n{shown}");
+        }
+        let guest = HostGuest {
+            state: "usable".into(),
+            home_bytes: Some(4 << 30),
+            guest_bytes: Some(4 << 30),
+            could_lend_bytes: 1536 << 20,
+            minimum_bytes: 2 << 30,
+            why: "it could lend 1.5G".into(),
+            ..HostGuest::default()
+        };
+        let advised = HostGuest { state: "advised".into(), why: "it has no monitor".into(), ..HostGuest::default() };
+        let mut with_guests = report.clone();
+        (with_guests.vms[0].guest, with_guests.vms[1].guest) = (Some(guest), Some(advised));
+        let state = "a round would take it".into();
+        with_guests.guests = Some(HostGuests { reserve_bytes: 256 << 20, state, ..HostGuests::default() });
+        let shown = text(&with_guests);
+        for words in [
+            "GUEST         HOME     HAS    LENT   COULD   LEAST   WHY\n",
+            "web1            4G      4G      0B    1.5G      2G   it could lend 1.5G\n",
+            "web2             -       -      0B       -       -   only advised: it has no monitor\n",
+            "256M are the reserve",
+            "A round would take it. Nothing is moved (--apply).\n",
         ] {
             assert!(shown.contains(words), "`{words}` is missing in:\n{shown}");
         }

@@ -54,6 +54,7 @@ fn a_guest_that_claims_much_memory_takes_no_more_than_allowed_and_gives_it_back(
         run_until_indexed(&mut machine, 16 * GIB);
         let memory = machine.status().memory;
         assert_eq!(memory.guest_bytes, 96 * GIB);
+        assert!(memory.guest_resident_bytes.is_some_and(|bytes| bytes < GIB), "{:?}", memory.guest_resident_bytes);
         let (larger_file, larger) = taken(&machine);
         assert!(memory.index_bytes < 256 << 20 && larger_file < 256 << 20, "{} and {larger_file}", memory.index_bytes);
         assert!(larger < resident + (256 << 20), "{larger} bytes are resident");

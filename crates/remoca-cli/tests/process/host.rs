@@ -10,17 +10,17 @@ use std::collections::HashMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 const FAILURE: i32 = 1;
 const CONFIGURATION: i32 = 78;
 
-fn folder() -> tempfile::TempDir {
+pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
 /// A VM process with a name, whose control socket is found in the folder of the host, and the blocks of a loop.
-struct Vm {
-    machine: Machine,
+pub struct Vm {
+    pub machine: Machine,
     blocks: Vec<usize>,
 }
 
@@ -41,19 +41,22 @@ impl Vm {
         seed: u64,
     ) -> Self {
         let own = [format!("--name={name}"), "--no-hedge".into()];
-        let machine = Machine::start_in(
-            folder(),
-            Setup {
-                server: Some(server.address.clone()),
-                cache,
-                blocks: 4096,
-                named: false,
-                // The server may be slower than the disk here.
-                arguments: own.into_iter().chain(more.iter().copied().map(String::from)).collect(),
-                seed,
-                ..Setup::default()
-            },
-        );
+        let setup = Setup {
+            server: Some(server.address.clone()),
+            cache,
+            blocks: 4096,
+            named: false,
+            // The server may be slower than the disk here.
+            arguments: own.into_iter().chain(more.iter().copied().map(String::from)).collect(),
+            seed,
+            ..Setup::default()
+        };
+        Self::with_setup(host, name, setup, count)
+    }
+
+    /// The same with a setup.
+    pub fn with_setup(host: &Path, name: &str, setup: Setup, count: usize) -> Self {
+        let machine = Machine::start_in(folder(), setup);
         symlink(machine.control(), host.join(format!("{name}.ctl"))).unwrap();
         let model = &machine.disks[0].model;
         let all: Vec<_> = model.bytes.chunks(BLOCK).collect();
@@ -66,7 +69,7 @@ impl Vm {
     }
 
     /// Reads all blocks; the guest evicts each at once.
-    fn pass(&mut self) {
+    pub fn pass(&mut self) {
         let machine = &mut self.machine;
         for number in &self.blocks {
             let page = machine.disks[0].read(&(number * BLOCK..(number + 1) * BLOCK));
@@ -77,7 +80,7 @@ impl Vm {
     }
 
     /// Returns the size of the local tier, and the blocks that it has answered.
-    fn local(&self) -> (u64, u64) {
+    pub fn local(&self) -> (u64, u64) {
         let status = self.machine.status();
         let hits = status.pools.iter().filter(|pool| pool.is_local_tier).map(|pool| pool.hits).sum();
         (status.cache.local_granted_bytes / MIB, hits)
@@ -88,7 +91,7 @@ impl Vm {
     }
 }
 
-fn daemon(host: &Path, arguments: &[&str]) -> Program {
+pub fn daemon(host: &Path, arguments: &[&str]) -> Program {
     let sockets = host.to_str().unwrap();
     let mut command = command(REMOCA);
     command.args(["host", "--sockets", sockets, "--interval", "300ms", "--window", "1s"]).args(arguments);
@@ -96,16 +99,16 @@ fn daemon(host: &Path, arguments: &[&str]) -> Program {
 }
 
 /// Returns the report of the daemon; `None` while it has none.
-fn report(host: &Path) -> Option<HostReport> {
+pub fn report(host: &Path) -> Option<HostReport> {
     let output = run(&["host", "status", "-o", "json", "--sockets", host.to_str().unwrap()]);
     output.status.success().then(|| HostReport::parse(&output.stdout).unwrap())
 }
 
-fn vm<'r>(report: &'r HostReport, name: &str) -> &'r HostVm {
+pub fn vm<'r>(report: &'r HostReport, name: &str) -> &'r HostVm {
     report.vms.iter().find(|vm| vm.name == name).unwrap_or_else(|| panic!("no {name}: {report:?}"))
 }
 
-fn once(host: &Path, arguments: &[&str]) -> HostReport {
+pub fn once(host: &Path, arguments: &[&str]) -> HostReport {
     let all = [&["host", "--once", "-o", "json", "--sockets", host.to_str().unwrap()], arguments].concat();
     let output = run(&all);
     assert!(output.status.success(), "{output:?}");
@@ -317,7 +320,7 @@ fn one_plan_is_applied_and_none_without_a_record() {
 }
 
 /// Returns the servers of both tiers, in folders of their own.
-fn tiers(folder: &Path) -> [Serve; 2] {
+pub fn tiers(folder: &Path) -> [Serve; 2] {
     ["local", "remote"].map(|name| {
         let folder = folder.join(name);
         std::fs::create_dir(&folder).unwrap();

@@ -84,6 +84,12 @@ impl Guests {
         self.disks.iter().map(|disk| disk.frontend.guest_memory_bytes()).max().unwrap_or(0)
     }
 
+    /// Returns the memory of this host that the guest's memory takes now, or `None` if it is not known.
+    pub(super) fn resident_bytes(&self) -> Option<u64> {
+        let largest = self.disks.iter().max_by_key(|disk| disk.frontend.guest_memory_bytes())?;
+        largest.frontend.guest_resident_bytes()
+    }
+
     /// Returns the names of disks to which a guest is attached.
     pub(super) fn attached(&self) -> Vec<&str> {
         let disks = self.disks.iter().filter(|disk| disk.frontend.is_connected());

@@ -161,7 +161,7 @@ fn open_disk(
             found.keeper.iter().filter_map(Keeper::found).for_each(|kept| config.keep_offering(kept));
             let device = VhostDevice::with(config, source, found.guests.front_end, found.keeper);
             let device = device.with_context(|| format!("disk {name}"))?;
-            (Frontend::Vhost(device), socket.display().to_string())
+            (Frontend::Vhost(Box::new(device)), socket.display().to_string())
         }
         _ => {
             let mut geometry = export_geometry(spec, &geometry);
@@ -355,7 +355,7 @@ pub fn open_port(
             };
             let keeper = keeper(options, kept, &["port".to_owned()], Some(socket));
             let device = VhostDevice::with(port_config(), source, guests.front_end, keeper);
-            (Frontend::Vhost(device.context("eviction port")?), socket.display().to_string())
+            (Frontend::Vhost(Box::new(device.context("eviction port")?)), socket.display().to_string())
         }
         PortOptions::NbdExport => (exports.add_port(guests.nbd)?, format!("NBD export {PORT_SERIAL}")),
         PortOptions::None => return Ok(None),

@@ -87,7 +87,7 @@ impl DirectFrontEnd {
             table = table.with_added(&message, file.file().try_clone().unwrap()).unwrap();
         }
         let layouts = vec![None; guest.queues.len()];
-        self.queue(Command::SetMemory { memory: table.memory().clone(), bytes: table.total_bytes(), layouts }, None);
+        self.queue(Command::SetMemory { memory: table.memory().clone(), footprint: table.footprint(), layouts }, None);
         self.record = record.map(Record::open);
         if let Some(writeback) = self.record.as_ref().and_then(|record| record.writeback()) {
             self.queue(Command::SetWriteback(writeback), None);

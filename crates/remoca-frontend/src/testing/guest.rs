@@ -236,6 +236,11 @@ impl TestGuest {
     pub fn claim_memory(&mut self, bytes: u64) -> vhost::Result<()> {
         let memory = memfd_create("claimed", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, bytes).unwrap();
+        self.share_file(&memory, bytes)
+    }
+
+    /// Shares `bytes` bytes of memory that are in a file.
+    pub fn share_file(&mut self, memory: &impl AsRawFd, bytes: u64) -> vhost::Result<()> {
         let region = VhostUserMemoryRegionInfo {
             guest_phys_addr: 0,
             memory_size: bytes,

@@ -1,5 +1,6 @@
 //! The commands that the control thread of a device sends to the I/O thread, one at a time.
 
+use super::footprint::Footprint;
 use super::inflight::InflightRegion;
 use super::layout::RingLayout;
 use super::log::{DirtyLog, LogSwitch};
@@ -23,7 +24,7 @@ pub(crate) enum Command {
     SetFeatures(u64),
     SetMemory {
         memory: Arc<GuestMemory>,
-        bytes: u64,
+        footprint: Footprint,
         layouts: Vec<Option<RingLayout>>,
     },
     StartQueue {

@@ -15,6 +15,7 @@ use super::chain::Session;
 use super::command::{Capacity, Envelope, IoThread, Until, Waiting, WriteCache};
 use super::config::{ConfigError, DeviceConfig, feature};
 use super::control::ControlThread;
+use super::footprint::Footprint;
 use super::keeper::Keeper;
 use super::kicks::Kicks;
 use super::log::LogSwitch;
@@ -57,7 +58,8 @@ pub struct VhostDevice {
     audience: Audience,
     write_cache: Arc<WriteCache>,
     memory: Arc<GuestMemory>,
-    guest_memory_bytes: u64,
+    /// Of the guest's memory.
+    footprint: Footprint,
     connected: bool,
     commands: Option<Receiver<Envelope>>,
     waiting: Option<Waiting>,
@@ -126,7 +128,7 @@ impl VhostDevice {
             capacity,
             write_cache,
             memory: Arc::default(),
-            guest_memory_bytes: 0,
+            footprint: Footprint::default(),
             connected: false,
             commands: Some(receiver),
             waiting: None,
@@ -314,7 +316,12 @@ impl VhostDevice {
 
     /// Returns the size in bytes of the guest memory that the front end shares.
     pub fn guest_memory_bytes(&self) -> u64 {
-        self.guest_memory_bytes
+        self.footprint.bytes()
+    }
+
+    /// Returns the memory of this host that the guest memory takes now, or `None` if it is not known.
+    pub fn guest_resident_bytes(&self) -> Option<u64> {
+        self.footprint.resident_bytes()
     }
 
     /// Returns whether any queue is running. A queue runs from its start until it is stopped and drained.

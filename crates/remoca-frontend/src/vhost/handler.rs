@@ -172,8 +172,8 @@ impl Handler {
             false => Ok(None),
         });
         let layouts = layouts.collect::<Result<Vec<_>>>()?;
-        let (memory, bytes) = (table.memory().clone(), table.total_bytes());
-        self.io.call(Command::SetMemory { memory, bytes, layouts })?;
+        let (memory, footprint) = (table.memory().clone(), table.footprint());
+        self.io.call(Command::SetMemory { memory, footprint, layouts })?;
         self.table = table;
         Ok(())
     }

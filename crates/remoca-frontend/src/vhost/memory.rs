@@ -14,6 +14,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::config::QUEUE_SIZE_MAX;
+use super::footprint::{FileId, Footprint, file_in_memory};
 use super::layout::RingLayout;
 use super::log::{LogSwitch, RegionLog};
 use remoca_io::handover::Pass;
@@ -57,6 +58,8 @@ struct Region {
     user: u64,
     length: u64,
     mapping: Arc<GuestRegionMmap<RegionLog>>,
+    /// `None` if the region is not a file in memory.
+    file: Option<FileId>,
 }
 
 /// A memory table; immutable, cheap to clone.
@@ -120,8 +123,9 @@ impl MemoryTable {
         regions.collect()
     }
 
-    pub fn total_bytes(&self) -> u64 {
-        self.regions.iter().map(|region| region.length).sum()
+    pub fn footprint(&self) -> Footprint {
+        let file = |region: &Region| region.mapping.file_offset().expect("regions are mapped files").arc().clone();
+        Footprint::new(self.regions.iter().map(|region| (region.length, region.file, file(region))))
     }
 
     /// Returns the guest address of `length` bytes at the front end's address `user`.
@@ -166,6 +170,7 @@ fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Resu
         return Err(range_error);
     };
     check_file_covers(&file, guest, offset + length)?;
+    let id = file_in_memory(&file);
     wake::keep(&file).map_err(|source| MemoryError::Map { guest, source })?;
     let mapping = MmapRegionBuilder::new_with_bitmap(size, RegionLog::new(log.clone(), guest))
         .with_file_offset(FileOffset::new(file, offset))
@@ -176,7 +181,7 @@ fn map(region: &VhostUserMemoryRegion, file: File, log: &Arc<LogSwitch>) -> Resu
     // SAFETY: the range is the mapping's; the advice changes nothing of what it holds.
     unsafe { undumped::leave_out(mapping.as_ptr().cast(), size) };
     let mapping = GuestRegionMmap::new(mapping, GuestAddress(guest)).ok_or(range_error)?;
-    Ok(Region { guest, user, length, mapping: Arc::new(mapping) })
+    Ok(Region { guest, user, length, mapping: Arc::new(mapping), file: id })
 }
 
 /// Checks that the file covers the region. Access beyond the end of a mapped file is a SIGBUS, so it is refused here.

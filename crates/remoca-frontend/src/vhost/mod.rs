@@ -21,6 +21,7 @@ mod config;
 mod control;
 mod device;
 mod flights;
+mod footprint;
 #[cfg(feature = "testing")]
 pub(crate) mod fuzz;
 mod handler;

@@ -11,17 +11,21 @@ const ESX_TAX: f64 = 1.;
 /// Share of the miss ratio below which more memory does nothing, for the working sets of that emulation.
 const ESX_TOLERANCE: f64 = 0.01;
 
-/// Returns the units of each VM by weight alone.
+/// Returns the units of each VM by weight alone: what its guest has lent, and its share of the others.
 pub(super) fn baseline(subjects: &[Subject<'_>], total: usize) -> Result<Vec<usize>, String> {
-    let vm = |vm: &Subject<'_>| Vm {
-        miss_ratios: vec![1.; vm.most + 1],
-        least: vm.least,
-        most: vm.most,
-        weight: vm.weight,
-        bound: 0.,
+    let vm = |vm: &Subject<'_>| {
+        let most = vm.most.saturating_sub(vm.own);
+        Vm {
+            miss_ratios: vec![1.; most + 1],
+            least: vm.least.saturating_sub(vm.own),
+            most,
+            weight: vm.weight,
+            bound: 0.,
+        }
     };
-    let allocation = Allocation::new(subjects.iter().map(vm).collect(), total).map_err(explain)?;
-    Ok(allocation.baseline().to_vec())
+    let own: usize = subjects.iter().map(|vm| vm.own).sum();
+    let allocation = Allocation::new(subjects.iter().map(vm).collect(), total.saturating_sub(own)).map_err(explain)?;
+    Ok(allocation.baseline().iter().zip(subjects).map(|(share, vm)| share + vm.own).collect())
 }
 
 fn explain(invalid: Invalid) -> String {

@@ -52,6 +52,8 @@ pub struct Subject<'c> {
     pub has: usize,
     pub least: usize,
     pub most: usize,
+    /// Units that its guest has lent: by weight they are its own.
+    pub own: usize,
     pub weight: f64,
     pub bound: f64,
     /// Blocks that its guest reads each second, as far as it is known.

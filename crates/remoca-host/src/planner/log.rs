@@ -64,6 +64,11 @@ impl Log {
         self.tell(at_s, change, &format!("not done: {why}"));
     }
 
+    /// Notes a change of the memory of a guest, and what came of it.
+    pub(super) fn told(&mut self, at_s: u64, change: &Move, outcome: &str) {
+        self.tell(at_s, change, outcome);
+    }
+
     fn tell(&mut self, at_s: u64, change: &Move, outcome: &str) -> usize {
         let decision = decision(at_s, change, outcome);
         tracing::info!("{}", line(&decision));

@@ -2,135 +2,49 @@
 //!
 //! The daemon (`daemon.rs`) hands in what the sockets answered ([`Planner::hear_all`]), executes [`Planner::next_step`] after the record is written,
 //! and tells what came of it ([`Planner::step_done`]). Owned state: what is known of each VM (`vm.rs`), the changes under way
-//! (`moves.rs`), and the log of decisions (`log.rs`). `report.rs` shows all of it.
+//! (`moves.rs`), and the log of decisions (`log.rs`). `report.rs` shows all of it. If guests take part, `guests.rs` knows their memory,
+//! `round.rs` lends and returns it, `relief.rs` helps those that are short of it, and `guest_report.rs` shows them.
 //!
-//! 1. No command makes the sum of what counts (granted or wanted, whichever is larger) greater than the total.
+//! 1. No command makes the sum of what counts (granted or wanted, whichever is larger) greater than the total: without the reserve, and with
+//!    what guests are seen to have lent. Only a guest that is short of memory gets some of its own back from the reserve.
 //! 2. Memory is given only after what was taken for it is seen in the granted sizes.
 //! 3. A VM changes at most once in a window, and not while it is silent, off, or its curve says too little.
 //! 4. A plan is made only when no change is under way, and no intent of a former daemon is open.
 //! 5. What one VM answers, or does not answer, changes the size of another one only by the plan, which keeps bounds and minimums.
 
+mod guest_report;
+mod guests;
+mod interface;
 mod log;
 mod moves;
+mod relief;
 mod report;
+mod round;
 mod steps;
 #[cfg(test)]
 mod tests;
 mod vm;
 
-use crate::limits::Limits;
-use crate::plan::{Memory, Plan, Policy, Row, Subject};
+use crate::plan::{Memory, Plan, Row, Subject};
 use crate::reading::Answer;
-use crate::resource::Resource;
+use guests::KnownGuest;
+use interface::unit_of;
+pub use interface::{GuestRecord, GuestTerms, Heard, Look, Moment, Outcome, Phase, Record, Round, Settings, Step};
 use log::{Log, percent};
-pub use moves::{Intent, Move, Stage};
+pub use moves::{Intent, Move, Side, Stage};
 use remoca_protocol::control::CurveGrid;
-use remoca_protocol::host::HostDecision;
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use vm::KnownVm;
 
-/// Most units that memory is divided in.
-const UNITS_MAX: u64 = 2048;
-/// Smallest unit: memory servers allocate in pieces of that size.
-const UNIT_BYTES_MIN: u64 = 2 << 20;
 /// Longest time after which the intent of a former daemon is still carried out; an older one is undone.
 const INTENT_YOUNG_S: u64 = 600;
 /// Time between two looks at VMs whose granted size is awaited.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// Time between two looks at guests from which memory was taken.
+const GUESTS_EVERY: Duration = Duration::from_secs(1);
 /// How long a VM may take to give memory back.
 const FOLLOW_TIME: Duration = Duration::from_secs(30);
-
-/// How memory is divided.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Settings {
-    pub resource: Resource,
-    pub total_bytes: u64,
-    pub policy: Policy,
-    /// Whether sizes are changed.
-    pub applies: bool,
-    pub interval: Duration,
-    /// Time in which a VM changes at most once.
-    pub window: Duration,
-    /// Number of times that a process must have been read before it is changed.
-    pub readings_min: u32,
-}
-
-impl Settings {
-    /// Returns what is divided, and in which units.
-    #[must_use]
-    pub fn memory(&self) -> Memory {
-        let unit_bytes = self.total_bytes.div_ceil(UNITS_MAX).max(UNIT_BYTES_MIN).next_power_of_two();
-        Memory { total_bytes: self.total_bytes, unit_bytes }
-    }
-
-    /// Returns the sizes at which the curves are asked for, of VMs without another tier in front.
-    #[must_use]
-    pub fn grid(&self) -> CurveGrid {
-        let memory = self.memory();
-        let count = u32::try_from(memory.units() + 1).unwrap_or(u32::MAX);
-        CurveGrid { first_bytes: 0, step_bytes: memory.unit_bytes, count }
-    }
-}
-
-/// The present, for the planner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment {
-    /// Time since the start of the daemon.
-    pub now: Duration,
-    /// Seconds since 1970.
-    pub unix_s: u64,
-}
-
-/// What a daemon leaves to its successor.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Tier that the sizes are those of.
-    #[serde(default)]
-    pub resource: Resource,
-    pub intent: Option<Intent>,
-    /// Newest known size of each VM, in bytes.
-    pub sizes: BTreeMap<String, u64>,
-    pub decisions: Vec<HostDecision>,
-}
-
-/// A VM whose control socket was found, with what is known of it.
-#[derive(Clone, Debug)]
-pub struct Heard {
-    pub vm: String,
-    pub limits: Result<Limits, String>,
-    pub answer: Answer,
-}
-
-/// A command to execute.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    pub vm: String,
-    pub bytes: u64,
-}
-
-/// What came of a command.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
-    /// The process answered with its new status.
-    Answered(Answer),
-    /// The process refused, and says why.
-    Refused(String),
-    /// No answer came: it may have been executed.
-    Unknown(String),
-    /// The command was not sent.
-    NotSent(String),
-}
-
-/// When the daemon asks VMs next.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// All of them, with their curves, at this time.
-    All(Duration),
-    /// Those that are to give memory back, at this time.
-    Awaited(Duration, Vec<String>),
-}
 
 /// The state machine.
 #[derive(Debug)]
@@ -149,6 +63,15 @@ pub struct Planner {
     /// Newest plan, by the names of the VMs, or why there is none.
     plan: Result<(Vec<String>, Plan), String>,
     log: Log,
+    /// Unit of memory, and the largest size at which a curve is asked for.
+    unit_bytes: u64,
+    grid_bytes: u64,
+    guests: BTreeMap<String, KnownGuest>,
+    /// Memory of guests by the record of a former daemon, and of those that are gone.
+    guests_recorded: BTreeMap<String, GuestRecord>,
+    round: Round,
+    reliefs: Vec<Move>,
+    guests_looked_at: Duration,
 }
 
 impl Planner {
@@ -160,6 +83,7 @@ impl Planner {
             true => record,
             false => Record { decisions: record.decisions, ..Record::default() },
         };
+        let is_moved = settings.applies && settings.guests.is_some();
         Self {
             settings,
             vms: BTreeMap::new(),
@@ -171,7 +95,28 @@ impl Planner {
             awaited_at: Duration::ZERO,
             plan: Err("the VMs have not been read yet".into()),
             log: Log::new(record.decisions),
+            unit_bytes: unit_of(settings.total_bytes),
+            grid_bytes: settings.total_bytes,
+            guests: BTreeMap::new(),
+            guests_recorded: record.guests,
+            round: if is_moved { record.round } else { Round::default() },
+            // Their balloons can be told again.
+            reliefs: record
+                .reliefs
+                .into_iter()
+                .filter(|_| is_moved)
+                .map(|relief| Move { stage: Stage::Planned, ..relief })
+                .collect(),
+            guests_looked_at: Duration::ZERO,
         }
+    }
+
+    /// Returns the sizes at which the curves are asked for, of VMs without another tier in front.
+    #[must_use]
+    pub fn grid(&self) -> CurveGrid {
+        let memory = Memory { total_bytes: self.grid_bytes, unit_bytes: self.unit_bytes };
+        let count = u32::try_from(memory.units() + 1).unwrap_or(u32::MAX);
+        CurveGrid { first_bytes: 0, step_bytes: memory.unit_bytes, count }
     }
 
     /// Takes what all control sockets answered. VMs without one are gone. Plans, if nothing is under way.
@@ -180,8 +125,11 @@ impl Planner {
         let gone: Vec<String> =
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
         for name in gone {
+            self.drop_moves(at, &name, "the VM is gone");
             self.vms.remove(&name);
-            self.drop_move(at, &name, "the VM is gone");
+            if let Some(sizes) = self.guests.remove(&name).and_then(|guest| guest.sizes) {
+                self.guests_recorded.insert(name, sizes);
+            }
         }
         for Heard { vm, limits, answer } in all {
             let recorded = self.recorded.get(&vm).copied();
@@ -189,13 +137,17 @@ impl Planner {
             known.limits = limits;
             self.hear(at, &vm, answer);
         }
+        self.guests_looked_at = at.now;
         self.note_outcomes(at);
         self.give_up(at);
         if let Some(intent) = self.inherited.take() {
             self.resume(at, intent);
         }
-        if self.intent.is_none() {
-            self.make_plan(at);
+        self.fit_unit();
+        self.relieve(at);
+        // Curves in other units are to be asked for first.
+        if self.intent.is_none() && self.looked_at.is_some() {
+            self.go_on(at);
         }
     }
 
@@ -203,31 +155,49 @@ impl Planner {
     pub fn hear(&mut self, at: Moment, name: &str, answer: Answer) {
         let Some(vm) = self.vms.get_mut(name) else { return };
         if vm.hear(at.now, answer) {
-            self.drop_move(at, name, "another process took its place");
+            self.drop_move(at, name, Side::Tier, "another process took its place");
+        }
+        let resident = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.reading.as_ref());
+        if let (Some(reading), Some(guest)) = (resident, self.guests.get_mut(name)) {
+            guest.hear_resident(at.now, reading.guest_resident);
+            guest.waits = reading.guest_waits;
         }
         self.follow(at, name);
+        self.follow_guest(at, name);
     }
 
     /// Returns when to ask whom next.
     #[must_use]
     pub fn next_look(&self) -> Look {
         let all = self.looked_at.map_or(Duration::ZERO, |at| at + self.settings.interval);
-        match self.awaited() {
-            names if names.is_empty() || self.awaited_at + LOOK_EVERY >= all => Look::All(all),
-            names => Look::Awaited(self.awaited_at + LOOK_EVERY, names),
+        let (soon, guests_at) = (self.awaited_at + LOOK_EVERY, self.guests_looked_at + GUESTS_EVERY);
+        let (mut names, guests) = (self.awaited(), self.taken_from());
+        match (names.is_empty(), guests.is_empty()) {
+            (false, _) if soon < all => {
+                names.extend(guests.into_iter().filter(|_| guests_at <= soon));
+                names.sort();
+                names.dedup();
+                Look::Awaited(soon, names)
+            }
+            (true, false) if guests_at < all => Look::Awaited(guests_at, guests),
+            _ => Look::All(all),
         }
     }
 
     /// Notes that the VMs of [`Look::Awaited`] have been asked.
-    pub fn looked_at_awaited(&mut self, at: Moment) {
+    pub fn looked_at_awaited(&mut self, at: Moment, names: &[String]) {
         self.awaited_at = at.now;
+        if self.taken_from().iter().all(|guest| names.contains(guest)) {
+            self.guests_looked_at = at.now;
+        }
         self.give_up(at);
+        self.relieve(at);
     }
 
     /// Returns what a successor needs. It must be on record before a step is executed.
     #[must_use]
     pub fn record(&self) -> Record {
-        let memory = self.settings.memory();
+        let memory = self.memory(Duration::ZERO);
         let size =
             |(name, vm): (&String, &KnownVm)| Some((name.clone(), vm.reading.as_ref().map(|_| vm.counted(memory))?));
         let known = self.vms.iter().filter_map(size);
@@ -237,6 +207,9 @@ impl Planner {
             resource: self.settings.resource,
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
+            guests: self.guest_records(),
+            round: self.round,
+            reliefs: self.reliefs.clone(),
             decisions: self.log.decisions().to_vec(),
         }
     }
@@ -244,7 +217,7 @@ impl Planner {
     /// Returns whether changes are under way.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.intent.is_some()
+        self.intent.is_some() || !self.reliefs.is_empty() || self.round.phase != Phase::Rest || self.looked_at.is_none()
     }
 
     /// Returns the names of the VMs that have a part in the division.
@@ -254,13 +227,13 @@ impl Planner {
 
     /// Returns the sum of what all VMs have.
     fn counted(&self, now: Duration) -> u64 {
-        let memory = self.settings.memory();
+        let memory = self.memory(now);
         let present = self.vms.values().filter(|vm| !vm.is_absent(now));
         present.fold(0, |sum, vm| sum.saturating_add(vm.counted(memory)))
     }
 
     fn make_plan(&mut self, at: Moment) {
-        let memory = self.settings.memory();
+        let memory = self.memory(at.now);
         let names = self.present(at.now);
         let subjects: Vec<Subject<'_>> = names.iter().map(|name| self.subject(at.now, name, memory)).collect();
         let plan = Plan::new(&subjects, memory, self.settings.policy);
@@ -280,16 +253,23 @@ impl Planner {
 
     fn subject(&self, now: Duration, name: &str, memory: Memory) -> Subject<'_> {
         let vm = &self.vms[name];
-        vm.subject(memory, self.bond(now, vm).as_ref())
+        let lent = self.guests.get(name).map_or(0, KnownGuest::lent);
+        vm.subject(memory, lent, self.bond(now, name, vm).as_ref())
     }
 
-    fn bond(&self, now: Duration, vm: &KnownVm) -> Option<(String, bool)> {
-        vm.bond(now, self.settings.window, self.settings.readings_min)
+    /// Returns the reason why a VM keeps what it has, and whether it also cannot be changed at all; `None` if it is free.
+    fn bond(&self, now: Duration, name: &str, vm: &KnownVm) -> Option<(String, bool)> {
+        let (window, blocks) = (self.settings.window, vm.blocks_read());
+        let is_unsettled = || self.guests.get(name).is_some_and(|guest| guest.is_unsettled(now, window, blocks));
+        vm.bond(now, window, self.settings.readings_min).or_else(|| {
+            let why = "the memory of its guest changed, and its curve is still that of the former size";
+            is_unsettled().then(|| (why.to_owned(), false))
+        })
     }
 
     /// Returns the changes that a plan asks for.
     fn moves_of(&self, now: Duration, names: &[String], subjects: &[Subject<'_>], plan: &Plan) -> Vec<Move> {
-        let Memory { unit_bytes: unit, total_bytes } = self.settings.memory();
+        let Memory { unit_bytes: unit, total_bytes } = self.memory(now);
         // Those who have too much may be lying: nobody else gives anything before they have.
         let is_over = self.counted(now) > total_bytes;
         let may = |vm: &Subject<'_>, row: &Row| !is_over || row.target < vm.has && vm.has > row.baseline;
@@ -297,6 +277,7 @@ impl Planner {
             names.iter().zip(subjects).zip(&plan.rows).filter(|((_, vm), row)| row.target != vm.has && may(vm, row));
         let change = |((name, vm), row): ((&String, &Subject<'_>), &Row)| Move {
             vm: name.clone(),
+            side: Side::Tier,
             from_bytes: vm.has_bytes,
             to_bytes: row.target as u64 * unit,
             stage: Stage::Planned,
@@ -311,9 +292,15 @@ impl Planner {
     fn resume(&mut self, at: Moment, intent: Intent) {
         let age_s = at.unix_s.saturating_sub(intent.at_s);
         let is_young = age_s <= INTENT_YOUNG_S;
-        let wanted = |name: &str| {
-            let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
-            Some(vm.reading.as_ref()?.wanted)
+        let wanted = |name: &str, side: Side| match side {
+            Side::Tier => {
+                let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
+                Some(vm.reading.as_ref()?.wanted)
+            }
+            Side::Guest => {
+                let guest = self.guests.get(name).filter(|guest| guest.unusable.is_none())?;
+                Some(guest.memory?.actual_bytes)
+            }
         };
         let resumed = intent.resumed(is_young, wanted);
         let what = match (resumed.is_over(), is_young) {

@@ -5,9 +5,10 @@
 use serde::{Deserialize, Serialize};
 
 /// How far a change has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stage {
+    #[default]
     Planned,
     /// On record: the command was sent, or is sent next.
     Begun,
@@ -17,10 +18,23 @@ pub enum Stage {
     Dropped,
 }
 
+/// Which memory of a VM has its size changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    /// What is divided: its cache, or its local tier.
+    #[default]
+    Tier,
+    /// The memory that its balloon leaves to the guest.
+    Guest,
+}
+
 /// One change of the size of one VM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Move {
     pub vm: String,
+    #[serde(default, skip_serializing_if = "is_tier")]
+    pub side: Side,
     pub from_bytes: u64,
     pub to_bytes: u64,
     pub stage: Stage,
@@ -28,6 +42,11 @@ pub struct Move {
     pub why: String,
     pub miss_ratio: Option<f64>,
     pub miss_ratio_then: Option<f64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_tier(side: &Side) -> bool {
+    *side == Side::Tier
 }
 
 impl Move {
@@ -65,23 +84,32 @@ impl Intent {
         !self.moves.iter().any(Move::is_open)
     }
 
-    /// Returns the change of a VM.
-    pub fn of(&mut self, vm: &str) -> Option<&mut Move> {
-        self.moves.iter_mut().find(|change| change.vm == vm)
+    /// Returns the change of one side of a VM that is not done.
+    pub fn of(&mut self, vm: &str, side: Side) -> Option<&mut Move> {
+        self.moves.iter_mut().find(|change| change.vm == vm && change.side == side && change.is_open())
     }
 
-    /// Decides what becomes of the intent of a daemon that died, by the `wanted` size of each VM now; `None` for one that does not answer. A
-    /// young intent goes on where it was. Of an old one, what was done is undone.
+    /// Returns whether memory goes from guests to their caches, or back.
     #[must_use]
-    pub fn resumed(mut self, is_young: bool, wanted: impl Fn(&str) -> Option<u64>) -> Self {
+    pub fn is_exchange(&self) -> bool {
+        self.moves.iter().any(|change| change.side == Side::Guest)
+    }
+
+    /// Decides what becomes of the intent of a daemon that died, by the size of each VM and guest now (`wanted`); `None` for one that does not
+    /// answer. A young intent goes on where it was. Of an old one, what was done is undone.
+    #[must_use]
+    pub fn resumed(mut self, is_young: bool, wanted: impl Fn(&str, Side) -> Option<u64>) -> Self {
         let begun = |change: &Move| matches!(change.stage, Stage::Begun | Stage::Done);
         if !self.moves.iter().any(begun) {
             self.moves.clear();
         }
         for change in &mut self.moves {
-            let now = wanted(&change.vm);
+            let now = wanted(&change.vm, change.side);
             change.stage = match (change.stage, now) {
                 (Stage::Dropped, _) | (_, None) => Stage::Dropped,
+                // A guest follows slowly, and may be anywhere between the two. It can be told again.
+                (stage, Some(_)) if change.side == Side::Guest && !is_young => stage,
+                (_, Some(_)) if change.side == Side::Guest => Stage::Planned,
                 // A take is over when it is seen in the granted size, which is not known here.
                 (_, Some(now)) if now == change.to_bytes && change.takes() => Stage::Begun,
                 (_, Some(now)) if now == change.to_bytes => Stage::Done,
@@ -108,7 +136,7 @@ mod tests {
     use super::*;
 
     fn change(vm: &str, from_bytes: u64, to_bytes: u64, stage: Stage) -> Move {
-        Move { vm: vm.into(), from_bytes, to_bytes, stage, why: String::new(), miss_ratio: None, miss_ratio_then: None }
+        Move { vm: vm.into(), from_bytes, to_bytes, stage, ..Move::default() }
     }
 
     fn stages(intent: &Intent) -> Vec<(&str, u64, Stage)> {
@@ -125,7 +153,7 @@ mod tests {
             change("silent", 9, 7, Begun),
             change("next", 1, 8, Planned),
         ];
-        let wanted = |vm: &str| match vm {
+        let wanted = |vm: &str, _| match vm {
             "seen" => Some(4),
             "lost" => Some(9),
             "other" => Some(2),
@@ -148,9 +176,19 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_is_told_again_or_gets_back_what_was_taken() {
+        use Stage::{Begun, Planned};
+        let guest = Move { side: Side::Guest, ..change("a", 90, 80, Begun) };
+        let intent = Intent { at_s: 0, moves: vec![guest, change("a", 20, 30, Planned)] };
+        let wanted = |_: &str, side| Some(if side == Side::Guest { 85 } else { 20 });
+        assert_eq!(stages(&intent.clone().resumed(true, wanted)), [("a", 80, Planned), ("a", 30, Planned)]);
+        assert_eq!(stages(&intent.resumed(false, wanted)), [("a", 90, Planned)]);
+    }
+
+    #[test]
     fn an_intent_of_which_nothing_was_begun_is_forgotten() {
         let intent = Intent { at_s: 0, moves: vec![change("a", 1, 2, Stage::Planned)] };
-        assert!(intent.clone().resumed(true, |_| Some(1)).is_over());
-        assert!(intent.resumed(false, |_| Some(1)).moves.is_empty());
+        assert!(intent.clone().resumed(true, |_, _| Some(1)).is_over());
+        assert!(intent.resumed(false, |_, _| Some(1)).moves.is_empty());
     }
 }

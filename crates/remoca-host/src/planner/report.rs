@@ -11,7 +11,7 @@ impl Planner {
     /// Returns the report. What only the daemon knows is left empty.
     #[must_use]
     pub fn report(&self, at: Moment) -> HostReport {
-        let memory = self.settings.memory();
+        let memory = self.memory(at.now);
         let plan = self.plan.as_ref().ok();
         let row = |name: &String| {
             let (names, plan) = plan?;
@@ -28,6 +28,7 @@ impl Planner {
             state: self.state(at.now),
             geometric_mean: plan.map(|(_, plan)| plan.geometric_mean),
             saved_ms_per_s: plan.map(|(_, plan)| plan.saved_ms),
+            guests: self.settings.guests.map(|terms| self.guests_report(at, terms)),
             vms: self.vms.iter().map(|(name, vm)| self.vm(at.now, name, vm, row(name))).collect(),
             decisions: self.log.decisions().to_vec(),
             ..HostReport::default()
@@ -36,7 +37,7 @@ impl Planner {
 
     /// Returns what the daemon is about to do, or why it does nothing.
     fn state(&self, now: Duration) -> String {
-        let (counted, total) = (self.counted(now), self.settings.total_bytes);
+        let (counted, total) = (self.counted(now), self.memory(now).total_bytes);
         let over = match counted > total {
             true => format!("; all VMs together have {} more than the total", show_size(counted - total)),
             false => String::new(),
@@ -59,10 +60,11 @@ impl Planner {
     }
 
     fn vm(&self, now: Duration, name: &str, vm: &KnownVm, row: Option<&Row>) -> HostVm {
-        let memory = self.settings.memory();
-        let (limits, bond) = (vm.limits(), self.bond(now, vm));
+        let memory = self.memory(now);
+        let (limits, bond) = (vm.limits(), self.bond(now, name, vm));
+        let lent = self.guests.get(name).map_or(0, super::KnownGuest::lent);
         let bytes = |units: usize| units as u64 * memory.unit_bytes;
-        let subject = vm.subject(memory, bond.as_ref());
+        let subject = vm.subject(memory, lent, bond.as_ref());
         let has_bytes = vm.counted(memory);
         let target = |row: &Row| if row.target == subject.has { has_bytes } else { bytes(row.target) };
         HostVm {
@@ -91,13 +93,15 @@ impl Planner {
                 || bond.map_or("there is no plan now".into(), |(why, _)| why),
                 |row| self.why(now, name, row),
             ),
+            guest: self.settings.guests.and_then(|_| Some(self.guest_report(now, &limits, self.guests.get(name)?))),
         }
     }
 
     /// Returns the reason for the target of a VM.
     pub(super) fn why(&self, now: Duration, name: &str, row: &Row) -> String {
         let fall = row.ratios.map_or_else(String::new, |(ratio, then, _)| format!(", {}", change_text(ratio, then)));
-        let bond = || self.vms.get(name).and_then(|vm| self.bond(now, vm)).map(|(why, _)| why).unwrap_or_default();
+        let bond =
+            || self.vms.get(name).and_then(|vm| self.bond(now, name, vm)).map(|(why, _)| why).unwrap_or_default();
         match row.why {
             Why::Apart => bond(),
             Why::Best => "it has the best size".into(),

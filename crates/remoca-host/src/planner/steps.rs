@@ -1,6 +1,7 @@
 //! The changes under way, one command after the other.
 
-use super::moves::Stage;
+use super::interface::Phase;
+use super::moves::{Move, Side, Stage};
 use super::{FOLLOW_TIME, Moment, Outcome, Planner, Step};
 
 /// Number of windows for which a VM that did not follow is left alone.
@@ -10,52 +11,95 @@ impl Planner {
     /// Returns the next command, and marks it as begun: [`Planner::record`] must be written before it is executed. Returns `None` if there is
     /// nothing to do now.
     pub fn next_step(&mut self, at: Moment) -> Option<Step> {
+        if let Some(relief) = self.next_relief(at) {
+            return Some(relief);
+        }
+        loop {
+            let step = self.next_of_intent(at);
+            let is_over = step.is_none() && self.finish();
+            // The next step of lending needs no look at all.
+            if !is_over || self.round.phase != Phase::Lend || self.counted(at.now) > self.memory(at.now).total_bytes {
+                return step;
+            }
+            self.lend(at);
+            self.intent.as_ref()?;
+        }
+    }
+
+    fn next_of_intent(&mut self, at: Moment) -> Option<Step> {
         let intent = self.intent.as_ref()?;
-        let is_planned = |change: &&super::Move| change.stage == Stage::Planned;
+        let is_planned = |change: &&Move| change.stage == Stage::Planned;
         // All are told to give back at once.
         let take = intent.moves.iter().filter(|change| change.takes()).find(is_planned);
         if let Some(take) = take {
-            let step = Step { vm: take.vm.clone(), bytes: take.to_bytes };
+            let step = Step { vm: take.vm.clone(), side: take.side, bytes: take.to_bytes };
             return Some(self.begin(at, step));
         }
         if intent.open(true).is_some() {
             return None;
         }
-        while let Some(give) = self.intent.as_ref().and_then(|intent| intent.open(false)).cloned() {
+        while let Some(give) = self.next_give() {
             if give.stage == Stage::Begun {
                 return None;
             }
-            let bytes = self.room(at, &give.vm).min(give.to_bytes);
+            let bytes = self.room(at, &give.vm, give.side).min(give.to_bytes);
             if bytes > give.from_bytes {
-                return Some(self.begin(at, Step { vm: give.vm, bytes }));
+                return Some(self.begin(at, Step { vm: give.vm, side: give.side, bytes }));
             }
-            self.drop_move(at, &give.vm, "what was to be taken for it did not come back");
+            self.drop_move(at, &give.vm, give.side, "what was to be taken for it did not come back");
         }
-        self.finish();
         None
     }
 
-    /// Returns the size that a VM may have with the total kept, in whole units.
-    fn room(&self, at: Moment, name: &str) -> u64 {
-        let memory = self.settings.memory();
-        let own = self.vms.get(name).map_or(0, |vm| vm.counted(memory));
-        let others = self.counted(at.now).saturating_sub(own);
-        let left = memory.total_bytes.saturating_sub(others);
-        left - left % memory.unit_bytes
+    /// Returns the change that gives and comes next, or whose answer is awaited. Guests need not be waited for one after the other.
+    fn next_give(&self) -> Option<Move> {
+        let moves = &self.intent.as_ref()?.moves;
+        let awaits = |change: &&Move| change.stage == Stage::Planned || change.side == Side::Tier;
+        moves.iter().filter(|change| !change.takes() && change.is_open()).find(awaits).cloned()
+    }
+
+    /// Returns the size that a VM or its guest may have with the total kept: a VM in whole units.
+    fn room(&self, at: Moment, name: &str, side: Side) -> u64 {
+        let memory = self.memory(at.now);
+        let counted = self.counted(at.now);
+        match side {
+            Side::Tier => {
+                let own = self.vms.get(name).map_or(0, |vm| vm.counted(memory));
+                let left = memory.total_bytes.saturating_sub(counted.saturating_sub(own));
+                left - left % memory.unit_bytes
+            }
+            Side::Guest => {
+                let sizes = self.guests.get(name).and_then(|guest| guest.sizes).unwrap_or_default();
+                // What the guest gets is no longer lent. What its own cache gave back is its own, even if all have too much.
+                let own = self.intent.iter().flat_map(|intent| &intent.moves).find(|change| {
+                    change.vm == name && change.side == Side::Tier && change.takes() && change.stage == Stage::Done
+                });
+                let own = own.map_or(0, |change| change.from_bytes - change.to_bytes);
+                let left = memory.total_bytes.saturating_sub(counted).max(own);
+                sizes.asked_bytes.saturating_add(left).min(sizes.base_bytes)
+            }
+        }
     }
 
     fn begin(&mut self, at: Moment, step: Step) -> Step {
         self.stepped_at = at.now;
         self.awaited_at = at.now;
-        if let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(&step.vm)) {
+        if let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(&step.vm, step.side)) {
             change.stage = Stage::Begun;
             change.to_bytes = step.bytes;
+        }
+        if let Some(guest) = self.guests.get_mut(&step.vm).filter(|_| step.side == Side::Guest) {
+            guest.ask(step.bytes);
         }
         step
     }
 
     /// Takes what came of a step.
     pub fn step_done(&mut self, at: Moment, step: &Step, outcome: Outcome) {
+        if step.side == Side::Guest {
+            self.guest_step_done(at, &step.vm, outcome);
+            return;
+        }
         let Some(vm) = self.vms.get_mut(&step.vm) else { return };
         vm.changed_at = Some(at.now);
         match outcome {
@@ -63,10 +107,47 @@ impl Planner {
             Outcome::Refused(why) => {
                 // Others would give up memory for it again and again.
                 vm.ignored_until = Some(at.now + IGNORED_WINDOWS * self.settings.window);
-                self.drop_move(at, &step.vm, &format!("it refused: {why}"));
+                self.drop_move(at, &step.vm, step.side, &format!("it refused: {why}"));
             }
-            Outcome::NotSent(why) => self.drop_move(at, &step.vm, &why),
+            Outcome::NotSent(why) => self.drop_move(at, &step.vm, step.side, &why),
             Outcome::Unknown(why) => vm.await_size(step.bytes, why),
+            Outcome::Told => {}
+        }
+    }
+
+    fn guest_step_done(&mut self, at: Moment, name: &str, outcome: Outcome) {
+        let why = match outcome {
+            Outcome::Answered(_) | Outcome::Told => return,
+            Outcome::NotSent(why) => why,
+            Outcome::Refused(why) | Outcome::Unknown(why) => {
+                let why = format!("its monitor did not pass on what its balloon is to do: {why}");
+                self.leave(at, name, why.clone());
+                why
+            }
+        };
+        if self.reliefs.iter().any(|relief| relief.vm == name) {
+            self.end_relief(at, name, &format!("not done: {why}"));
+        } else {
+            self.drop_move(at, name, Side::Guest, &why);
+        }
+    }
+
+    /// Looks whether a change of the memory of a guest has taken place.
+    pub(super) fn follow_guest(&mut self, at: Moment, name: &str) {
+        self.follow_relief(at, name);
+        let unit = self.memory(at.now).unit_bytes;
+        let Some(guest) = self.guests.get(name).filter(|guest| guest.unusable.is_none()) else { return };
+        let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name, Side::Guest)) else { return };
+        if change.stage == Stage::Begun && guest.follows(change.takes(), change.to_bytes, unit) {
+            change.stage = Stage::Done;
+            self.note_guest_change(at, name);
+        }
+    }
+
+    pub(super) fn note_guest_change(&mut self, at: Moment, name: &str) {
+        let blocks = self.vms.get(name).map_or(0, super::KnownVm::blocks_read);
+        if let Some(guest) = self.guests.get_mut(name) {
+            guest.note_change(at.now, blocks);
         }
     }
 
@@ -76,7 +157,8 @@ impl Planner {
         else {
             return;
         };
-        let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name)) else { return };
+        let is_exchange = self.intent.as_ref().is_some_and(super::Intent::is_exchange);
+        let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name, Side::Tier)) else { return };
         if change.stage != Stage::Begun {
             return;
         }
@@ -88,9 +170,13 @@ impl Planner {
             if let Some(vm) = self.vms.get_mut(name) {
                 vm.ignored_until = Some(at.now + IGNORED_WINDOWS * self.settings.window);
             }
-            self.drop_move(at, name, &why);
+            self.drop_move(at, name, Side::Tier, &why);
         } else if !change.takes() || reading.granted <= change.to_bytes {
             change.stage = Stage::Done;
+            // Of the many steps of a round only what went wrong is told.
+            if is_exchange {
+                return;
+            }
             let waited = at.now.saturating_sub(self.stepped_at).as_secs_f64();
             let outcome = match change.takes() {
                 true => format!("given back after {waited:.1} s"),
@@ -101,39 +187,102 @@ impl Planner {
         }
     }
 
-    /// Returns the VMs that are to give memory back, or whose answer is awaited.
-    pub(super) fn awaited(&self) -> Vec<String> {
-        let begun = self.intent.iter().flat_map(|intent| &intent.moves).filter(|change| change.stage == Stage::Begun);
-        begun.map(|change| change.vm.clone()).collect()
+    /// Returns the changes that were begun, and are not seen yet.
+    fn begun(&self) -> impl Iterator<Item = &Move> {
+        let moves = self.intent.iter().flat_map(|intent| &intent.moves);
+        moves.filter(|change| change.stage == Stage::Begun)
     }
 
-    /// Gives up on VMs that do not follow.
+    /// Returns the VMs that are to give memory back, or whose answer is awaited.
+    pub(super) fn awaited(&self) -> Vec<String> {
+        let reliefs = self.reliefs.iter().filter(|relief| relief.stage == Stage::Begun);
+        let mut names: Vec<String> = self.begun().chain(reliefs).map(|change| change.vm.clone()).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Gives up on VMs and guests that do not follow.
     pub(super) fn give_up(&mut self, at: Moment) {
         if at.now.saturating_sub(self.stepped_at) < FOLLOW_TIME {
             return;
         }
-        for name in self.awaited() {
-            if let Some(vm) = self.vms.get_mut(&name) {
-                vm.ignored_until = Some(at.now + IGNORED_WINDOWS * self.settings.window);
+        let late: Vec<Move> = self.begun().cloned().collect();
+        for change in late {
+            let why = format!("it did not follow within {} s", FOLLOW_TIME.as_secs());
+            match change.side {
+                Side::Tier => {
+                    if let Some(vm) = self.vms.get_mut(&change.vm) {
+                        vm.ignored_until = Some(at.now + IGNORED_WINDOWS * self.settings.window);
+                    }
+                    self.drop_move(at, &change.vm, Side::Tier, &why);
+                }
+                Side::Guest => self.give_up_guest(at, &change),
             }
-            self.drop_move(at, &name, &format!("it did not follow within {} s", FOLLOW_TIME.as_secs()));
         }
     }
 
-    /// Drops the change of a VM, if it has one that is open.
-    pub(super) fn drop_move(&mut self, at: Moment, name: &str, why: &str) {
-        if let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name)).filter(|change| change.is_open())
-        {
-            change.stage = Stage::Dropped;
-            let change = change.clone();
-            self.log.dropped(at.unix_s, &change, why);
+    /// Gives up on a balloon. One that was to take memory from its guest would go on trying for ever, so it is told to stop.
+    fn give_up_guest(&mut self, at: Moment, change: &Move) {
+        let is_usable = self.guests.get(&change.vm).is_some_and(|guest| guest.unusable.is_none());
+        let why = format!("its balloon did not follow within {} s", FOLLOW_TIME.as_secs());
+        self.leave(at, &change.vm, why.clone());
+        self.drop_move(at, &change.vm, Side::Guest, &why);
+        if let Some(intent) = self.intent.as_mut().filter(|_| change.takes() && is_usable) {
+            intent.moves.push(Move {
+                vm: change.vm.clone(),
+                side: Side::Guest,
+                from_bytes: change.to_bytes,
+                to_bytes: change.from_bytes,
+                why: "its balloon did not follow, and is told to stop".into(),
+                ..Move::default()
+            });
         }
     }
 
-    /// Ends the plan if nothing is left to do.
-    fn finish(&mut self) {
-        if self.intent.as_ref().is_some_and(super::Intent::is_over) {
+    /// Drops the change of one side of a VM, if it has one that is open. If memory went between a guest and its cache, the other side
+    /// is dropped with it: what did not come is given to nobody.
+    pub(super) fn drop_move(&mut self, at: Moment, name: &str, side: Side, why: &str) {
+        let is_exchange = self.intent.as_ref().is_some_and(super::Intent::is_exchange);
+        self.drop_one(at, name, side, why);
+        if is_exchange {
+            let other = if side == Side::Tier { Side::Guest } else { Side::Tier };
+            self.drop_one(at, name, other, why);
+        }
+    }
+
+    fn drop_one(&mut self, at: Moment, name: &str, side: Side, why: &str) {
+        let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name, side)) else { return };
+        change.stage = Stage::Dropped;
+        let change = change.clone();
+        self.log.dropped(at.unix_s, &change, why);
+        // What a guest was to give may still come, and counts for nobody then.
+        if let Some(guest) = self.guests.get_mut(name).filter(|_| side == Side::Guest && change.takes()) {
+            guest.ask_at_least(change.from_bytes);
+        }
+    }
+
+    /// Drops the changes in which memory goes between a guest and its cache.
+    pub(super) fn drop_exchange(&mut self, at: Moment, name: &str, why: &str) {
+        if self.intent.as_ref().is_some_and(super::Intent::is_exchange) {
+            self.drop_move(at, name, Side::Guest, why);
+            self.drop_move(at, name, Side::Tier, why);
+        }
+    }
+
+    /// Drops all changes of a VM.
+    pub(super) fn drop_moves(&mut self, at: Moment, name: &str, why: &str) {
+        self.end_relief(at, name, &format!("not done: {why}"));
+        self.drop_move(at, name, Side::Guest, why);
+        self.drop_move(at, name, Side::Tier, why);
+    }
+
+    /// Ends the plan if nothing is left to do of it. Returns whether it has ended.
+    fn finish(&mut self) -> bool {
+        let is_over = self.intent.as_ref().is_some_and(super::Intent::is_over);
+        if is_over {
             self.intent = None;
         }
+        is_over
     }
 }

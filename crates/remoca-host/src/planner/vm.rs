@@ -138,6 +138,16 @@ impl KnownVm {
         }
     }
 
+    /// Forgets the curve, which was asked for in other units.
+    pub(super) fn forget_curve(&mut self) {
+        self.curve = Err("its curve is asked for once more, in other units".into());
+    }
+
+    /// Returns the blocks that its guest has read.
+    pub(super) fn blocks_read(&self) -> u64 {
+        self.reading.as_ref().map_or(0, |reading| reading.blocks_read)
+    }
+
     /// Returns the blocks that its guest reads each second.
     pub(super) fn reads_per_s(&self) -> Option<f64> {
         self.reads_per_s
@@ -194,19 +204,22 @@ impl KnownVm {
             .then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
     }
 
-    /// Returns the VM as the division has it.
-    pub(super) fn subject(&self, memory: Memory, bond: Option<&(String, bool)>) -> Subject<'_> {
+    /// Returns the VM as the division has it, if its guest has lent so much.
+    pub(super) fn subject(&self, memory: Memory, lent_bytes: u64, bond: Option<&(String, bool)>) -> Subject<'_> {
         let limits = self.limits();
         let units = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         // A size of 0 cannot be set.
         let least = units(limits.minimum_bytes.div_ceil(memory.unit_bytes)).max(1);
-        let maximum = limits.maximum_bytes.unwrap_or(memory.total_bytes).min(memory.total_bytes);
+        // What the guest lends goes back to it, so it is beside the maximum.
+        let maximum = limits.maximum_bytes.map_or(memory.total_bytes, |most| most.saturating_add(lent_bytes));
+        let maximum = maximum.min(memory.total_bytes);
         let has_bytes = self.counted(memory);
         Subject {
             has_bytes,
             has: units(has_bytes.div_ceil(memory.unit_bytes)),
             least,
             most: units(maximum / memory.unit_bytes).max(least),
+            own: units(lent_bytes / memory.unit_bytes),
             weight: limits.weight,
             bound: limits.bound,
             reads_per_s: self.reads_per_s,

@@ -107,6 +107,7 @@ fn domain(parts: &Parts, console: &Path, port: &Path, xml: &DomainXml) -> Result
     let [root, payload, kernel, initramfs, console, port] =
         [root, payload, &image.kernel(), &image.initramfs(), console, port].map(|path| escaped(&path.display()));
     let DomainXml { memory_backing, devices } = xml;
+    let balloon = if config.balloon { "virtio" } else { "none" };
     let slots = "<controller type='pci' model='pcie-root-port'/>".repeat(12);
     Ok(format!(
         "<domain type='{kind}'>
@@ -125,7 +126,7 @@ fn domain(parts: &Parts, console: &Path, port: &Path, xml: &DomainXml) -> Result
   <devices>
     <controller type='usb' model='none'/>
     <controller type='pci' index='0' model='pcie-root'/>{slots}
-    <memballoon model='none'/>
+    <memballoon model='{balloon}'/>
     <serial type='unix'><source mode='connect' path='{console}'/></serial>
     <channel type='unix'><source mode='connect' path='{port}'/><target type='virtio' name='lab'/></channel>
     <disk type='file'>

@@ -284,4 +284,7 @@ pub struct MemoryStatus {
     /// Guest memory for which the index has room in addition to the cache.
     #[serde(default)]
     pub guest_bytes_indexed: u64,
+    /// Memory of the host that the guest's memory takes now; `None` if the hypervisor shares none, or the host cannot tell.
+    #[serde(default)]
+    pub guest_resident_bytes: Option<u64>,
 }

@@ -118,7 +118,7 @@ impl Agent {
     pub(super) fn open(&mut self, listener: OwnedFd) -> Frontend {
         let (device, front): (VhostDevice, _) = DirectFrontEnd::device(Self::config(), Some(listener));
         self.front = Some(front);
-        Frontend::Vhost(device)
+        Frontend::Vhost(Box::new(device))
     }
 
     pub(super) fn attach(&mut self) {

@@ -155,7 +155,7 @@ impl World<'_> {
         };
         let store = VacantStore::new(geometry).expect("the system has descriptors left");
         let (device, front) = self.device(number);
-        (self.disk(number, Box::new(store), Frontend::Vhost(device)), front)
+        (self.disk(number, Box::new(store), Frontend::Vhost(Box::new(device))), front)
     }
 
     fn is_at(&self, number: u64, stage: Stage) -> bool {

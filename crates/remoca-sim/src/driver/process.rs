@@ -256,7 +256,7 @@ impl World<'_> {
                 if let Attachment::Vhost { front, .. } = &mut self.disks[number].guest.attachment {
                     *front = Some(new);
                 }
-                Frontend::Vhost(device)
+                Frontend::Vhost(Box::new(device))
             }
         };
         Disk { settles_at, kept_open, ..self.disk(number, store, frontend) }

@@ -3,6 +3,7 @@
 //! Each rule looks at one VM. Rules stand in the order in which their problems are shown: what harms a guest, then causes before the
 //! symptoms that follow from them, then what is worth knowing.
 
+mod balloon;
 mod disk;
 mod found;
 mod guest;
@@ -17,6 +18,7 @@ use crate::shown::Shown;
 use crate::vm::{Silence, Vm};
 use found::Found;
 use remoca_protocol::control::Status;
+use remoca_protocol::host::HostReport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -85,6 +87,22 @@ pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
     ranked
         .sort_by_key(|(level, rank, problem)| (std::cmp::Reverse(*level), *rank, std::cmp::Reverse(problem.vms.len())));
     ranked.into_iter().map(|(_, _, problem)| problem).collect()
+}
+
+/// Returns all problems of these VMs and of what the host's daemon does with them, the worst first.
+#[must_use]
+pub fn of_host(vms: &[Vm], report: Option<&HostReport>) -> Vec<Problem> {
+    let mut problems = of_all(vms);
+    let stuck = report.into_iter().flat_map(balloon::of_report);
+    problems.extend(stuck.map(|(vm, finding)| Problem {
+        cause: "balloon-stuck".into(),
+        vms: vec![vm.into()],
+        finding,
+        shared: None,
+    }));
+    // Equal ones stay in order.
+    problems.sort_by_key(|problem| std::cmp::Reverse(problem.finding.level));
+    problems
 }
 
 /// Returns what is wrong with one VM that answers, in the order of the rules.

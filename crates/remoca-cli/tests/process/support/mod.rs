@@ -1,5 +1,6 @@
 //! Shared parts of the tests: programs, a machine with a model of its disks, and a memory server that lies.
 
+pub mod fake_qemu;
 pub mod fake_server;
 pub mod fake_vm;
 pub mod hanging_fs;

@@ -162,7 +162,7 @@ impl Bench {
             kept_open: false,
             had_bytes: None,
             traffic: DiskTraffic::default(),
-            frontend: Frontend::Vhost(device),
+            frontend: Frontend::Vhost(Box::new(device)),
         };
         let mut parts = parts(PAGES, vec![disk], engine);
         change(&mut parts, folder.path());

@@ -5,6 +5,7 @@ use super::VhostDevice;
 use crate::vhost::audience::Audience;
 use crate::vhost::chain::Session;
 use crate::vhost::command::{Command, Envelope, Reply, Until, Waiting};
+use crate::vhost::footprint::Footprint;
 use crate::vhost::inflight::{InflightQueue, InflightRegion};
 use crate::vhost::layout::RingLayout;
 use crate::vhost::memory::GuestMemory;
@@ -60,8 +61,8 @@ impl VhostDevice {
                 self.log.set_wanted(features & VhostUserVirtioFeatures::LOG_ALL.bits() != 0);
                 Ok(0)
             }
-            Command::SetMemory { memory, bytes, layouts } => {
-                self.set_memory(memory, bytes, layouts);
+            Command::SetMemory { memory, footprint, layouts } => {
+                self.set_memory(memory, footprint, layouts);
                 Ok(0)
             }
             Command::StartQueue { queue, layout, base, kick, region } => {
@@ -113,13 +114,13 @@ impl VhostDevice {
         let _ = reply.send(Ok(0));
     }
 
-    fn set_memory(&mut self, memory: Arc<GuestMemory>, bytes: u64, layouts: Vec<Option<RingLayout>>) {
+    fn set_memory(&mut self, memory: Arc<GuestMemory>, footprint: Footprint, layouts: Vec<Option<RingLayout>>) {
         for (queue, layout) in self.queues.iter_mut().zip(layouts) {
             if let Some(layout) = layout {
                 queue.relocate(layout, memory.clone());
             }
         }
-        (self.memory, self.guest_memory_bytes) = (memory, bytes);
+        (self.memory, self.footprint) = (memory, footprint);
     }
 
     fn start(
@@ -155,7 +156,7 @@ impl VhostDevice {
         (self.started, self.turn) = (0, 0);
         self.features = 0;
         self.memory = Arc::default();
-        self.guest_memory_bytes = 0;
+        self.footprint = Footprint::default();
         self.connected = false;
         self.audience = Audience::new(self.config.capacity_bytes);
     }

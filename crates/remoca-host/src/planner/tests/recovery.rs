@@ -1,7 +1,7 @@
 //! A daemon that dies between two steps, and VMs that do not follow.
 
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
-use crate::planner::{Outcome, Planner, Settings};
+use crate::planner::{Outcome, Planner, Settings, Side};
 use std::time::Duration;
 
 fn two() -> Vec<Process> {
@@ -116,7 +116,7 @@ fn others_give_nothing_because_one_says_that_it_has_too_much() {
 fn an_intent_that_cannot_be_written_is_not_executed() {
     let mut world = World::new(two());
     dies_at_the_take(&mut world, false);
-    let step = crate::planner::Step { vm: "vm1".into(), bytes: UNIT };
+    let step = crate::planner::Step { vm: "vm1".into(), side: Side::Tier, bytes: UNIT };
     world.planner.step_done(world.at, &step, Outcome::NotSent("the intent cannot be written: no".into()));
     let planner: &Planner = &world.planner;
     assert!(planner.report(world.at).decisions[0].outcome.contains("cannot be written"));

@@ -197,6 +197,7 @@ fn a_hundred_vms_and_two_thousand_units_are_planned() {
         has: 20,
         least: 1,
         most: 2000,
+        own: 0,
         weight: f64::from(1 + number % 3),
         bound: 0.25,
         reads_per_s: Some(1e5),

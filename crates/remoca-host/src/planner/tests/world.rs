@@ -1,12 +1,13 @@
 //! The world: VM processes that change their sizes when told to, each in its way, and a daemon that passes answers and commands along.
 
+use super::balloon::Guest;
 use crate::curve::Curve;
 use crate::limits::Limits;
 use crate::plan::Policy;
-use crate::planner::{Heard, Look, Moment, Outcome, Planner, Record, Settings, Step};
+use crate::planner::{Heard, Look, Moment, Outcome, Planner, Record, Settings, Side, Step};
 use crate::reading::{Answer, Reading};
 use crate::resource::Resource;
-use crate::testing::curve_status;
+use crate::testing::{GRID, curve_status};
 use remoca_protocol::control::CurveGrid;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -49,6 +50,14 @@ impl Shape {
             status.points[0].miss_ratio = self.ratio(first);
         }
         Curve::new(&status, grid).unwrap()
+    }
+
+    /// Returns the curve of the cache of a VM whose guest has so many units.
+    pub fn curve_with_guest(self, guest: u64) -> Curve {
+        let guest = u32::try_from(guest).unwrap();
+        let mut status = curve_status(|units| self.ratio(units + guest));
+        status.points[0].miss_ratio = self.ratio(guest);
+        Curve::new(&status, GRID).unwrap()
     }
 }
 
@@ -114,6 +123,10 @@ pub struct World {
     /// Time that a server takes to grant a size, in looks at awaited VMs.
     pub delay: u32,
     waited: u32,
+    /// Guests whose monitors are asked, by VM.
+    pub guests: BTreeMap<String, Guest>,
+    /// Numbers of steps at which the daemon is killed: before the command is sent, or before its answer is heard. Then the pause.
+    pub kills: BTreeMap<usize, (bool, Duration)>,
 }
 
 pub fn settings() -> Settings {
@@ -125,6 +138,7 @@ pub fn settings() -> Settings {
         interval: Duration::from_secs(10),
         window: Duration::from_secs(60),
         readings_min: 2,
+        guests: None,
     }
 }
 
@@ -144,6 +158,8 @@ impl World {
             steps: Vec::new(),
             delay: 1,
             waited: 0,
+            guests: BTreeMap::new(),
+            kills: BTreeMap::new(),
         }
     }
 
@@ -168,7 +184,9 @@ impl World {
                     self.looks += 1;
                     self.wake_up();
                     self.grant();
+                    self.move_guests();
                     check(self);
+                    self.hear_guests(None);
                     let all = self.heard();
                     let active = self.processes.values_mut().filter(|process| process.nature != Nature::Idle);
                     active.for_each(|process| process.blocks_read += 100_000);
@@ -181,18 +199,31 @@ impl World {
                         self.grant();
                         check(self);
                     }
-                    for name in names.into_iter().filter(|name| self.processes.contains_key(name)) {
-                        let answer = self.answer(&name, false);
-                        self.planner.hear(self.at, &name, answer);
+                    self.move_guests();
+                    self.hear_guests(Some(&names));
+                    for name in names.iter().filter(|name| self.processes.contains_key(*name)) {
+                        let answer = self.answer(name, false);
+                        self.planner.hear(self.at, name, answer);
                     }
-                    self.planner.looked_at_awaited(self.at);
+                    self.planner.looked_at_awaited(self.at, &names);
                 }
             }
             while let Some(step) = self.planner.next_step(self.at) {
-                assert!(self.planner.record().intent.is_some(), "a step without an intent on record");
+                let record = self.planner.record();
+                assert!(record.intent.is_some() || !record.reliefs.is_empty(), "a step without an intent on record");
+                self.check_step(&step);
+                let killed = self.kills.remove(&self.steps.len());
+                if let Some((true, pause)) = killed {
+                    self.replace_daemon(pause);
+                    continue;
+                }
                 let outcome = self.execute(&step);
                 self.steps.push((self.at.now, step.clone()));
                 check(self);
+                if let Some((false, pause)) = killed {
+                    self.replace_daemon(pause);
+                    continue;
+                }
                 self.planner.step_done(self.at, &step, outcome);
             }
         }
@@ -261,6 +292,7 @@ impl World {
             Nature::Claims(units) => (process.wanted + units, process.granted + units),
             _ => (process.wanted, process.granted),
         };
+        let guest = self.guests.get(name);
         Answer::Read(Box::new(Reading {
             process: (1, 0),
             wanted: wanted * UNIT,
@@ -269,14 +301,20 @@ impl World {
             is_left_alone: false,
             blocks_read: process.blocks_read,
             answered: (0, 0),
-            curve: with_curve.then(|| match process.nature {
-                Nature::Blind => Err("its curve is made of 7 blocks read, which is too few".into()),
-                _ => Ok(shape.curve(process.first)),
+            guest_resident: guest.map(|guest| guest.resident),
+            guest_waits: None,
+            curve: with_curve.then(|| match (process.nature, guest) {
+                (Nature::Blind, _) => Err("its curve is made of 7 blocks read, which is too few".into()),
+                (_, Some(guest)) => Ok(shape.curve_with_guest(guest.actual / UNIT)),
+                (_, None) => Ok(shape.curve(process.first)),
             }),
         }))
     }
 
     fn execute(&mut self, step: &Step) -> Outcome {
+        if step.side == Side::Guest {
+            return self.guests.get_mut(&step.vm).map_or(Outcome::Unknown("no".into()), |guest| guest.told(step.bytes));
+        }
         assert!(step.bytes.is_multiple_of(UNIT) && step.bytes > 0);
         if !self.processes.contains_key(&step.vm) {
             return Outcome::NotSent("the VM is gone".into());

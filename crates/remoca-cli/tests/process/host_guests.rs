@@ -1,0 +1,232 @@
+//! `remoca host --guests` beside real VM processes with memory servers, and monitors of QEMUs that are none.
+
+use super::host::{MIB, Vm, daemon, folder, once, report, tiers, vm};
+use super::support::fake_qemu::{FakeQemu, Manner};
+use super::support::machine::Setup;
+use super::support::program::{Program, Serve};
+use super::support::{wait_at_most, wait_until};
+use remoca_frontend::testing::{Options, TestGuest};
+use remoca_protocol::host::{HostGuest, HostReport};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Memory of each guest at boot.
+const HOME: u64 = 64 * MIB;
+/// Long enough for a round in which a balloon does not follow.
+const ROUND_TIME: Duration = Duration::from_secs(150);
+
+/// A VM process with a guest that has memory, a balloon and a monitor.
+struct Guest {
+    vm: Vm,
+    qemu: FakeQemu,
+    _memory: TestGuest,
+}
+
+/// A host with its VMs, its memory servers and the operator's files.
+struct Host {
+    folder: TempDir,
+    config: TempDir,
+    local: Serve,
+    _remote: Serve,
+    guests: Vec<Guest>,
+    _servers: TempDir,
+}
+
+impl Host {
+    /// Starts VMs that read so many blocks again and again, and begin with 6 MiB of local tier. `memory` are lines of `[memory]`.
+    fn start(vms: &[(&'static str, usize, &str, Manner)]) -> Self {
+        let (folder, config, servers) = (folder(), folder(), folder());
+        let [local, remote] = tiers(servers.path());
+        std::fs::create_dir(config.path().join("vms")).unwrap();
+        let start = |(seed, (name, count, memory, manner)): (u64, &(&'static str, usize, &str, Manner))| {
+            let more = [format!("--name={name}"), "--no-hedge".into(), "--local=6M".into()];
+            let setup = Setup {
+                server: Some(remote.address.clone()),
+                sectors: vec![512, 512],
+                blocks: 4096,
+                named: false,
+                arguments: more.into_iter().chain(["--local-server".into(), local.local_address()]).collect(),
+                seed,
+                ..Setup::default()
+            };
+            let mut vm = Vm::with_setup(folder.path(), name, setup, *count);
+            let socket = folder.path().join(format!("{name}.qmp"));
+            let qemu = FakeQemu::start(&socket, HOME, *manner);
+            let text = format!("version = 1\n[memory]\nmonitor = 'qmp:{}'\n{memory}", socket.display());
+            std::fs::write(config.path().join("vms").join(format!("{name}.toml")), text).unwrap();
+            // The VM process sees the memory by its second disk.
+            let disk = vm.machine.disks.pop().unwrap();
+            let mut memory = disk.guest;
+            memory.disconnect();
+            memory = TestGuest::new(Options::default());
+            memory.negotiate(&disk.socket).unwrap();
+            memory.share_file(&*qemu.memory, HOME).unwrap();
+            Guest { vm, qemu, _memory: memory }
+        };
+        let guests = (1..).zip(vms).map(start).collect();
+        let host = Self { folder, config, local, _remote: remote, guests, _servers: servers };
+        wait_until("all have their memory", || host.local_mib() == 6 * host.guests.len() as u64);
+        host
+    }
+
+    fn arguments<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
+        let own = ["--config", self.config.path().to_str().unwrap(), "--tier", "local", "--guests", "--reserve", "4M"];
+        [&own[..], more].concat()
+    }
+
+    fn daemon(&self, total: &str) -> Program {
+        daemon(self.folder.path(), &self.arguments(&["--apply", "-o", "json", "--total", total]))
+    }
+
+    fn report(&self) -> Option<HostReport> {
+        report(self.folder.path())
+    }
+
+    fn local_mib(&self) -> u64 {
+        self.local.pages_given() * 4096 / MIB
+    }
+
+    /// Returns the bytes that guests have, less than they had at first.
+    fn missing(&self) -> u64 {
+        self.guests.iter().map(|guest| HOME - resident(&guest.qemu)).sum()
+    }
+
+    /// Lets all guests read, and checks that no memory is given away that is not there.
+    fn pass(&mut self, reserve: u64) {
+        self.guests.iter_mut().for_each(|guest| guest.vm.pass());
+        self.check_total(16 - reserve);
+    }
+
+    /// Checks that local tiers have no more MiB than these and what guests have less.
+    fn check_total(&self, total: u64) {
+        // A guest gives before a cache gets, and a cache before a guest: both may happen while this looks.
+        let before = self.missing();
+        let given = self.local_mib();
+        let missing = before.max(self.missing()) / MIB;
+        assert!(given <= total + missing, "{given} MiB are given of {total}, {missing} are missing");
+    }
+
+    fn finish(self) {
+        self.guests.into_iter().for_each(|guest| guest.vm.machine.finish());
+    }
+}
+
+/// Returns what the memory of a guest takes of the host.
+fn resident(qemu: &FakeQemu) -> u64 {
+    rustix::fs::fstat(&*qemu.memory).unwrap().st_blocks.cast_unsigned() * 512
+}
+
+fn guest<'r>(report: &'r HostReport, name: &str) -> &'r HostGuest {
+    vm(report, name).guest.as_ref().unwrap()
+}
+
+#[test]
+fn what_a_guest_needs_less_answers_the_reads_of_another() {
+    let mut host =
+        Host::start(&[("gains", 3000, "guest-minimum = '60M'\n", Manner::Honest), ("gives", 64, "", Manner::Honest)]);
+    host.pass(4);
+    let look = once(host.folder.path(), &host.arguments(&["--total", "16M"]));
+    assert_eq!((guest(&look, "gains").could_lend_bytes, guest(&look, "gives").could_lend_bytes), (3 * MIB, 24 * MIB));
+    assert!(host.guests.iter().all(|guest| guest.qemu.asked().is_empty()), "nothing is moved");
+    let mut daemon = host.daemon("16M");
+    wait_at_most(ROUND_TIME, "the loop is answered by the local tier", || {
+        assert!(daemon.is_running(), "{}", daemon.log());
+        let before = host.guests[0].vm.local().1;
+        host.pass(4);
+        host.guests[0].vm.local().1 - before == 3000
+    });
+    wait_at_most(ROUND_TIME, "the round is over", || {
+        host.pass(4);
+        let shown = host.report().unwrap();
+        shown.guests.as_ref().unwrap().state.starts_with("the next round begins")
+            && guest(&shown, "gains").taken_bytes == 0
+    });
+    let shown = host.report().unwrap();
+    let (gains, gives) = (guest(&shown, "gains"), guest(&shown, "gives"));
+    assert_eq!((gains.guest_bytes, gains.lent_bytes), (Some(HOME), 0), "{shown:?}");
+    assert!(gives.lent_bytes >= 2 * MIB && host.guests[1].qemu.actual() == HOME - gives.lent_bytes, "{shown:?}");
+    assert!(vm(&shown, "gains").has_bytes >= 12 * MIB, "{shown:?}");
+    daemon.terminate();
+    let table = once(host.folder.path(), &host.arguments(&["--total", "16M"]));
+    assert_eq!(guest(&table, "gives").guest_bytes, Some(host.guests[1].qemu.actual()));
+    host.finish();
+}
+
+#[test]
+fn balloons_that_lie_hang_die_or_stay_where_they_are_give_nothing_away() {
+    let mut host = Host::start(&[
+        ("honest", 64, "", Manner::Honest),
+        ("lies", 64, "", Manner::Lies),
+        ("stays", 64, "", Manner::Stuck),
+        ("hangs", 64, "", Manner::Hangs),
+        ("babbles", 64, "", Manner::Babbles),
+        ("dies", 64, "", Manner::Honest),
+    ]);
+    let mut daemon = host.daemon("40M");
+    let is_asked = |host: &Host, at: usize| !host.guests[at].qemu.asked().is_empty();
+    wait_at_most(ROUND_TIME, "guests are asked for memory", || {
+        (0..3).all(|at| is_asked(&host, at)) && is_asked(&host, 5)
+    });
+    host.guests[5].qemu.die();
+    wait_at_most(ROUND_TIME, "the balloons that do not follow are left alone", || {
+        assert!(daemon.is_running(), "{}", daemon.log());
+        host.check_total(36);
+        host.guests.iter_mut().for_each(|guest| guest.vm.pass());
+        let shown = host.report().unwrap();
+        ["lies", "stays"].iter().all(|name| guest(&shown, name).state == "stuck")
+    });
+    let shown = host.report().unwrap();
+    for (name, state, why) in [
+        ("lies", "stuck", "did not follow within 30 s"),
+        ("stays", "stuck", "did not follow within 30 s"),
+        ("hangs", "silent", "hangs.qmp"),
+        ("babbles", "silent", "babbles.qmp"),
+        ("dies", "silent", "dies.qmp"),
+    ] {
+        let guest = guest(&shown, name);
+        assert!(guest.state == state && guest.why.contains(why) && guest.taken_bytes <= 8 * MIB, "{name}: {guest:?}");
+    }
+    for (at, name) in [(1, "lies"), (2, "stays")] {
+        assert_eq!(guest(&shown, name).lent_bytes, 0, "{shown:?}");
+        wait_until("its balloon is told to stop", || host.guests[at].qemu.asked().last() == Some(&HOME));
+    }
+    assert!(host.guests[3].qemu.asked().is_empty() && host.guests[4].qemu.asked().is_empty());
+    daemon.terminate();
+    host.finish();
+}
+
+#[test]
+fn a_daemon_that_is_killed_has_a_successor_that_ends_the_round_and_helps_a_guest_that_is_short() {
+    let mut host =
+        Host::start(&[("gains", 3000, "guest-minimum = '60M'\n", Manner::Honest), ("gives", 64, "", Manner::Honest)]);
+    for steps in [1, 3, 6] {
+        let mut daemon = host.daemon("16M");
+        wait_until("the guest is asked for memory", || host.guests[1].qemu.asked().len() >= steps);
+        daemon.kill();
+        host.pass(4);
+    }
+    let mut daemon = host.daemon("16M");
+    wait_at_most(ROUND_TIME, "the round is over", || {
+        assert!(daemon.is_running(), "{}", daemon.log());
+        host.pass(4);
+        let shown = host.report();
+        shown.is_some_and(|shown| shown.guests.unwrap().state.starts_with("the next round begins"))
+    });
+    let lent = guest(&host.report().unwrap(), "gives").lent_bytes;
+    assert!(lent >= 2 * MIB && host.guests[1].qemu.actual() == HOME - lent, "{lent}");
+    host.guests[1].qemu.set(Manner::Short);
+    wait_at_most(ROUND_TIME, "it has its memory back", || {
+        host.pass(0);
+        host.guests[1].qemu.actual() == HOME
+    });
+    wait_until("the reserve is full again", || {
+        host.pass(0);
+        host.local_mib() <= 12
+    });
+    let shown = host.report().unwrap();
+    assert_eq!((guest(&shown, "gives").state.as_str(), guest(&shown, "gives").taken_bytes), ("short", 0), "{shown:?}");
+    let is_told = |d: &remoca_protocol::host::HostDecision| d.why.contains("only 4K is available in it");
+    assert!(shown.decisions.iter().any(is_told), "{:#?}", shown.decisions);
+    daemon.terminate();
+    host.finish();
+}

@@ -1,0 +1,189 @@
+//! What libvirt tells of a domain: its XML, and the lines of `virsh domstats`.
+
+use super::monitor::Unusable;
+use super::statistics::Told;
+use roxmltree::{Document, Node};
+
+const PAGE_KIB: u64 = 4;
+/// State of a domain that runs, as libvirt numbers it.
+const RUNNING: u64 = 1;
+
+/// A domain as its XML describes it.
+#[derive(Debug)]
+pub(super) struct Domain {
+    pub name: String,
+    pub uuid: String,
+    pub boot_bytes: u64,
+    /// Whether its balloon driver is asked for statistics.
+    pub has_statistics: bool,
+    /// Why its memory is not to be moved.
+    unusable: Option<Unusable>,
+}
+
+impl Domain {
+    pub(super) fn parse(xml: &str) -> Result<Self, String> {
+        let document = Document::parse(xml).map_err(|error| format!("its XML is broken: {error}"))?;
+        let root = document.root_element();
+        let text = |name: &str| {
+            let found = child(root, name).and_then(|node| node.text());
+            found.map(|text| text.trim().to_owned()).ok_or_else(|| format!("its XML has no <{name}>"))
+        };
+        let balloon = child(root, "devices").and_then(|devices| child(devices, "memballoon"));
+        let period = balloon.and_then(|balloon| child(balloon, "stats")?.attribute("period"));
+        Ok(Self {
+            name: text("name")?,
+            uuid: text("uuid")?,
+            boot_bytes: bytes(child(root, "memory").ok_or("its XML has no <memory>")?)?,
+            has_statistics: period.is_some_and(|period| period != "0"),
+            unusable: unusable(root, balloon),
+        })
+    }
+
+    /// Checks that a balloon gives memory of this domain back to the host.
+    pub(super) fn check(&self) -> Result<(), Unusable> {
+        self.unusable.clone().map_or(Ok(()), Err)
+    }
+}
+
+fn unusable(root: Node<'_, '_>, balloon: Option<Node<'_, '_>>) -> Option<Unusable> {
+    let devices = child(root, "devices").into_iter().flat_map(|devices| devices.children());
+    for device in devices.filter(Node::is_element) {
+        let kind = |name: &str| device.attribute(name).unwrap_or_default();
+        match device.tag_name().name() {
+            // Others, such as those of USB, do not reach the guest's memory by themselves.
+            "hostdev" if matches!(kind("type"), "pci" | "mdev") => {
+                return Some(Unusable::passed_device(&format!("hostdev {}", kind("type"))));
+            }
+            "interface" if matches!(kind("type"), "hostdev" | "vdpa") => {
+                return Some(Unusable::passed_device(&format!("interface {}", kind("type"))));
+            }
+            "memory" if matches!(kind("model"), "dimm" | "virtio-mem") => {
+                return Some(Unusable::plugged_memory(kind("model")));
+            }
+            _ => {}
+        }
+    }
+    let backing = |name: &str| child(root, "memoryBacking").is_some_and(|backing| child(backing, name).is_some());
+    if backing("hugepages") {
+        return Some(Unusable::huge_pages());
+    }
+    if backing("locked") {
+        let why = "its guest's memory is locked (<locked/>), so a balloon would give nothing back";
+        return Some(Unusable::Advised(why.into()));
+    }
+    let has_balloon = balloon.and_then(|balloon| balloon.attribute("model")).is_some_and(|model| model != "none");
+    (!has_balloon).then(Unusable::no_balloon)
+}
+
+fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
+    node.children().find(|child| child.has_tag_name(name))
+}
+
+/// Returns a size with its unit.
+fn bytes(node: Node<'_, '_>) -> Result<u64, String> {
+    let text = node.text().unwrap_or_default().trim();
+    let unit = match node.attribute("unit").unwrap_or("KiB") {
+        "b" | "bytes" => 1,
+        "k" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        unit => return Err(format!("its memory is in the unknown unit {}", unit.escape_debug())),
+    };
+    let number: Option<u64> = text.parse().ok();
+    number.and_then(|number| number.checked_mul(unit)).ok_or_else(|| "its memory is no number".into())
+}
+
+/// What changes by itself.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    pub is_running: bool,
+    pub actual_bytes: u64,
+    pub told: Told,
+}
+
+/// Reads what `virsh domstats --state --balloon` prints. Its sizes are in KiB.
+pub(super) fn state_and_statistics(text: &str) -> Result<Said, String> {
+    let number = |key: &str| -> Option<u64> {
+        let mut lines = text.lines().filter_map(|line| line.trim().split_once('='));
+        lines.find(|(name, _)| *name == key)?.1.parse().ok()
+    };
+    let bytes = |key: &str| number(key).and_then(|kib| kib.checked_mul(1 << 10));
+    Ok(Said {
+        is_running: number("state.state") == Some(RUNNING),
+        actual_bytes: bytes("balloon.current").ok_or("`virsh domstats` does not tell the size of its balloon")?,
+        told: Told {
+            at_s: number("balloon.last-update").unwrap_or_default(),
+            major_faults: number("balloon.major_fault"),
+            swapped_in_pages: number("balloon.swap_in").map(|kib| kib / PAGE_KIB),
+            available_bytes: bytes("balloon.usable"),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a domain with these elements.
+    fn domain(elements: &str, devices: &str) -> Result<Domain, String> {
+        let balloon = if devices.contains("memballoon") { "" } else { "<memballoon model='virtio'/>" };
+        Domain::parse(&format!(
+            "<domain type='kvm' id='3'>\n  <name>web1</name>\n  <uuid>4f-a</uuid>\n  <memory unit='KiB'>1048576</memory>\n  \
+             <currentMemory unit='KiB'>524288</currentMemory>{elements}\n  <devices>{devices}{balloon}</devices>\n</domain>"
+        ))
+    }
+
+    #[test]
+    fn a_domain_is_read() {
+        let found = domain("", "<memballoon model='virtio'><stats period='5'/></memballoon>").unwrap();
+        assert_eq!((found.name.as_str(), found.uuid.as_str(), found.boot_bytes), ("web1", "4f-a", 1 << 30));
+        assert!(found.has_statistics && found.check().is_ok());
+        assert!(!domain("", "").unwrap().has_statistics);
+        for broken in
+            ["", "<domain>", "<domain/>", "<domain><name>a</name></domain>", "<!DOCTYPE a [<!ENTITY b 'c'>]><a/>"]
+        {
+            assert!(Domain::parse(broken).is_err(), "{broken}");
+        }
+        let unit = "<domain><name>a</name><uuid>b</uuid><memory unit='x'>1</memory></domain>";
+        assert!(Domain::parse(unit).unwrap_err().contains("unknown unit x"));
+        assert!(Domain::parse(&unit.replace("'x'", "'GiB'").replace(">1<", ">18446744073709551615<")).is_err());
+    }
+
+    #[test]
+    fn what_forbids_a_balloon_is_found() {
+        for (elements, devices, why) in [
+            ("", "<memballoon model='none'/>", "has no balloon"),
+            ("", "<hostdev mode='subsystem' type='pci' managed='yes'/>", "passed to its guest (hostdev pci)"),
+            ("", "<hostdev mode='subsystem' type='mdev'/>", "passed to its guest (hostdev mdev)"),
+            ("", "<interface type='hostdev'/>", "passed to its guest (interface hostdev)"),
+            ("", "<interface type='vdpa'/>", "passed to its guest (interface vdpa)"),
+            ("", "<memory model='virtio-mem'/>", "(virtio-mem)"),
+            ("", "<memory model='dimm'/>", "(dimm)"),
+            ("<memoryBacking><hugepages/></memoryBacking>", "", "huge pages"),
+            ("<memoryBacking><locked/></memoryBacking>", "", "locked"),
+        ] {
+            match domain(elements, devices).unwrap().check() {
+                Err(Unusable::Advised(text)) => assert!(text.contains(why), "{text}"),
+                other => panic!("{devices}: {other:?}"),
+            }
+        }
+        let usable =
+            ["<hostdev mode='subsystem' type='usb'/>", "<interface type='network'/>", "<memory model='nvdimm'/>"];
+        for devices in usable {
+            assert!(domain("<memoryBacking><access mode='shared'/></memoryBacking>", devices).unwrap().check().is_ok());
+        }
+    }
+
+    #[test]
+    fn statistics_are_read() {
+        let text = "Domain: 'web1'\n  state.state=1\n  state.reason=1\n  balloon.current=524288\n  balloon.maximum=1048576\n  \
+                    balloon.swap_in=8\n  balloon.major_fault=7\n  balloon.usable=1024\n  balloon.last-update=99\n";
+        let told = Told { at_s: 99, major_faults: Some(7), swapped_in_pages: Some(2), available_bytes: Some(1 << 20) };
+        assert_eq!(state_and_statistics(text), Ok(Said { is_running: true, actual_bytes: 512 << 20, told }));
+        let paused = state_and_statistics("state.state=3\nballoon.current=1\n").unwrap();
+        assert_eq!(paused, Said { is_running: false, actual_bytes: 1 << 10, told: Told::default() });
+        for text in ["", "state.state=1", "balloon.current=x", "balloon.current=18446744073709551615"] {
+            assert!(state_and_statistics(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What a monitor tells, and does.
+
+use remoca_protocol::control::{PortStatus, Status};
+
+/// Age at which the agent's report says nothing about now. An agent that runs reports at least every ten seconds.
+const AGENT_SILENT_AFTER_S: u64 = 15;
+/// Greatest memory of a guest that is believed: 64 TiB.
+const BOOT_BYTES_MAX: u64 = 1 << 46;
+
+/// Memory of one guest, as its monitor and its VM process tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct GuestMemory {
+    /// Memory that the guest had at boot.
+    pub boot_bytes: u64,
+    /// Memory that the balloon leaves to the guest now.
+    pub actual_bytes: u64,
+    /// Memory of the host that the guest's memory takes, as the VM process sees it. A monitor does not know it.
+    pub resident_bytes: Option<u64>,
+    /// Memory that the guest says it could use without swapping.
+    pub available_bytes: Option<u64>,
+    pub pressure: Pressure,
+}
+
+/// What a guest says about its shortage of memory. Rates are those since the last reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pressure {
+    /// Share of the last ten seconds in which some task waited for memory, in percent.
+    pub some_avg10: Option<f64>,
+    pub major_faults_per_s: Option<f64>,
+    /// Pages swapped in.
+    pub swapped_in_per_s: Option<f64>,
+}
+
+/// Why a guest's memory can be looked at but not moved, or not even looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// It has no balloon, or what it has would not give memory to the host.
+    Advised(String),
+    /// Its monitor does not answer as it should.
+    Silent(String),
+}
+
+/// The monitor of one guest's hypervisor. Every call ends within a few seconds.
+pub trait Monitor: Send {
+    /// Returns the guest's memory as it is now.
+    ///
+    /// # Errors
+    /// Why it is not to be moved, or nothing is known of it.
+    fn read(&mut self) -> Result<GuestMemory, Unusable>;
+
+    /// Asks the guest to use this much memory. It follows later, or never: [`Monitor::read`] tells.
+    ///
+    /// # Errors
+    /// Why it was not asked. It may have been all the same if the monitor fell silent in the middle.
+    fn set_bytes(&mut self, bytes: u64) -> Result<(), String>;
+}
+
+impl GuestMemory {
+    /// Returns this with what the VM process of the guest knows about it.
+    #[must_use]
+    pub fn with_status(mut self, status: &Status) -> Self {
+        self.resident_bytes = status.memory.guest_resident_bytes;
+        let port = status.port.as_ref();
+        let is_new = |port: &&PortStatus| port.agent_heard_s_ago.is_some_and(|seconds| seconds <= AGENT_SILENT_AFTER_S);
+        let wait = port.filter(is_new).and_then(|port| port.agent?.memory_wait);
+        self.pressure.some_avg10 = wait.map(|wait| f64::from(wait) / 100.);
+        self
+    }
+}
+
+/// Returns sizes that can be, with what the guest tells within them.
+pub(super) fn checked(memory: GuestMemory) -> Result<GuestMemory, Unusable> {
+    let GuestMemory { boot_bytes, actual_bytes, available_bytes, .. } = memory;
+    if actual_bytes == 0 || actual_bytes > boot_bytes || boot_bytes > BOOT_BYTES_MAX {
+        return Err(Unusable::Silent(format!(
+            "its monitor says that the guest had {boot_bytes} bytes at boot and has {actual_bytes} now, which cannot be"
+        )));
+    }
+    let available_bytes = available_bytes.map(|bytes| bytes.min(boot_bytes));
+    Ok(GuestMemory { available_bytes, ..memory })
+}
+
+impl Unusable {
+    /// Returns the reason, for people.
+    #[must_use]
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Advised(why) | Self::Silent(why) => why,
+        }
+    }
+
+    pub(super) fn no_balloon() -> Self {
+        Self::Advised("its guest has no balloon: give it one (QEMU: -device virtio-balloon-pci)".into())
+    }
+
+    pub(super) fn passed_device(which: &str) -> Self {
+        Self::Advised(format!(
+            "a device of the host is passed to its guest ({which}), which keeps all of the guest's memory: a balloon would give nothing back"
+        ))
+    }
+
+    pub(super) fn huge_pages() -> Self {
+        Self::Advised("its guest is on huge pages, which a balloon cannot give back".into())
+    }
+
+    pub(super) fn plugged_memory(kind: &str) -> Self {
+        Self::Advised(format!(
+            "its guest has memory that can be plugged ({kind}), which a balloon does not count right"
+        ))
+    }
+
+    pub(super) fn is_paused() -> Self {
+        Self::Advised("its guest does not run now".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_the_vm_process_knows_of_its_guest_is_added() {
+        let mut status = crate::testing::status("a", 0, 0);
+        let memory = GuestMemory { boot_bytes: 1, ..GuestMemory::default() };
+        assert_eq!(memory.with_status(&status), memory);
+        status.memory.guest_resident_bytes = Some(7);
+        let told = |heard: u64| {
+            json!({"socket": "p", "attached": true, "nbd_clients": null, "advice": 0, "agent_heard_s_ago": heard,
+                "agent": {"captured": 0, "lost": 0, "sampled_out": 0, "written": 0, "cookie": 0, "memory_wait": 1250}})
+        };
+        for (heard, some) in [(15, Some(12.5)), (16, None)] {
+            status.port = Some(serde_json::from_value(told(heard)).unwrap());
+            let with = memory.with_status(&status);
+            assert_eq!((with.resident_bytes, with.pressure.some_avg10), (Some(7), some));
+        }
+    }
+}

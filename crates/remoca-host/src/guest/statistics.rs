@@ -1,0 +1,106 @@
+//! What the guest's balloon driver tells of its memory. The numbers are the guest's own: they are hints.
+
+use super::monitor::Pressure;
+use std::time::{Duration, Instant};
+
+/// How often the guest is to tell, in seconds.
+pub(super) const PERIOD_S: u32 = 2;
+/// Age at which statistics say nothing about now. A guest under pressure may be late, but not as late.
+const STALE_AFTER: Duration = Duration::from_secs(30);
+
+/// One message of the guest. `None` for what it does not tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// When the host received it, in seconds by the host's clock; 0 if there is none yet.
+    pub at_s: u64,
+    pub major_faults: Option<u64>,
+    pub swapped_in_pages: Option<u64>,
+    pub available_bytes: Option<u64>,
+}
+
+/// What follows from the messages of one guest.
+#[derive(Debug, Default)]
+pub(super) struct Statistics {
+    /// The latest message, and when this program first saw it.
+    latest: Option<(Told, Instant)>,
+    pressure: Pressure,
+}
+
+impl Statistics {
+    /// Takes the latest message. Returns the available memory, and the rates between it and the one before; nothing if it is too old.
+    pub(super) fn hear(&mut self, now: Instant, told: Told) -> (Option<u64>, Pressure) {
+        match self.latest {
+            _ if told.at_s == 0 => *self = Self::default(),
+            Some((latest, _)) if latest.at_s == told.at_s => {}
+            latest => {
+                self.pressure = latest.map(|(earlier, _)| between(&earlier, &told)).unwrap_or_default();
+                self.latest = Some((told, now));
+            }
+        }
+        match self.latest {
+            Some((latest, seen)) if now.saturating_duration_since(seen) < STALE_AFTER => {
+                (latest.available_bytes, self.pressure)
+            }
+            _ => (None, Pressure::default()),
+        }
+    }
+}
+
+fn between(earlier: &Told, later: &Told) -> Pressure {
+    // A clock that was set back, or counters of a guest that booted again, tell nothing.
+    let seconds = later.at_s.checked_sub(earlier.at_s).filter(|seconds| *seconds > 0);
+    let rate = |of: fn(&Told) -> Option<u64>| {
+        let count = of(later)?.checked_sub(of(earlier)?)?;
+        #[expect(clippy::cast_precision_loss, reason = "it is a rate")]
+        Some(count as f64 / seconds? as f64)
+    };
+    Pressure {
+        some_avg10: None,
+        major_faults_per_s: rate(|told| told.major_faults),
+        swapped_in_per_s: rate(|told| told.swapped_in_pages),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(at_s: u64, major_faults: u64, swapped_in_pages: u64) -> Told {
+        Told {
+            at_s,
+            major_faults: Some(major_faults),
+            swapped_in_pages: Some(swapped_in_pages),
+            available_bytes: Some(at_s << 20),
+        }
+    }
+
+    fn rates(faults: f64, swapped: f64) -> Pressure {
+        Pressure { some_avg10: None, major_faults_per_s: Some(faults), swapped_in_per_s: Some(swapped) }
+    }
+
+    #[test]
+    fn rates_are_those_between_two_messages() {
+        let (mut statistics, now) = (Statistics::default(), Instant::now());
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(statistics.hear(now, Told::default()), (None, Pressure::default()));
+        assert_eq!(statistics.hear(now, told(100, 10, 4)), (Some(100 << 20), Pressure::default()));
+        assert_eq!(statistics.hear(at(4), told(104, 30, 4)), (Some(104 << 20), rates(5., 0.)));
+        assert_eq!(statistics.hear(at(5), told(104, 30, 4)), (Some(104 << 20), rates(5., 0.)), "the same message");
+        assert_eq!(statistics.hear(at(6), told(106, 30, 8)), (Some(106 << 20), rates(0., 2.)));
+    }
+
+    #[test]
+    fn a_guest_that_says_nothing_any_more_is_not_believed() {
+        let (mut statistics, now) = (Statistics::default(), Instant::now());
+        statistics.hear(now, told(100, 10, 0));
+        statistics.hear(now, told(101, 20, 0));
+        let later = now + STALE_AFTER;
+        assert_eq!(statistics.hear(later, told(101, 20, 0)), (None, Pressure::default()));
+        let booted = told(140, 1, 0);
+        let Pressure { major_faults_per_s, swapped_in_per_s, .. } = statistics.hear(later, booted).1;
+        assert_eq!((major_faults_per_s, swapped_in_per_s), (None, Some(0.)), "its counters began again");
+        assert_eq!(statistics.hear(later, told(139, 2, 0)).1, Pressure::default(), "the clock was set back");
+        assert_eq!(statistics.hear(later, told(141, u64::MAX, 0)).1.swapped_in_per_s, Some(0.));
+        assert_eq!(statistics.hear(later, Told::default()), (None, Pressure::default()), "its driver was unloaded");
+    }
+}

@@ -1,0 +1,75 @@
+//! What the report says of the memory of guests.
+
+use super::guests::KnownGuest;
+use super::interface::{GuestTerms, Phase};
+use super::{Moment, Planner};
+use crate::guest::Unusable;
+use crate::limits::Limits;
+use remoca_io::show::show_size;
+use remoca_protocol::host::{HostGuest, HostGuests};
+use std::time::Duration;
+
+impl Planner {
+    pub(super) fn guests_report(&self, at: Moment, terms: GuestTerms) -> HostGuests {
+        let lent_bytes = self.lent(at.now);
+        let phase = match self.round.phase {
+            Phase::Rest => "rest",
+            Phase::Lend => "lend",
+            Phase::Observe => "observe",
+            Phase::Divide => "divide",
+            Phase::Return | Phase::End => "return",
+        };
+        HostGuests {
+            reserve_bytes: terms.reserve_bytes,
+            lent_bytes,
+            phase: phase.into(),
+            state: self.round_text(at, terms.rest),
+        }
+    }
+
+    /// Returns what the round is about, or when the next one comes.
+    fn round_text(&self, at: Moment, rest: Duration) -> String {
+        let passed = Duration::from_secs(at.unix_s.saturating_sub(self.round.since_s));
+        match self.round.phase {
+            Phase::Rest if !self.settings.applies => "a round would take what guests could lend, for a while".into(),
+            Phase::Rest if passed >= rest => "a round begins when a guest can lend something".into(),
+            Phase::Rest => format!("the next round begins in {} s", (rest - passed).as_secs()),
+            Phase::Lend => "guests lend memory to their caches".into(),
+            Phase::Observe => format!("the curves are observed, for {} s so far", passed.as_secs()),
+            Phase::Divide => "the caches are divided".into(),
+            Phase::Return | Phase::End => "guests get back what their caches still have of theirs".into(),
+        }
+    }
+
+    pub(super) fn guest_report(&self, now: Duration, limits: &Limits, guest: &KnownGuest) -> HostGuest {
+        let (short, bond) = (guest.pressure(), guest.bond(now));
+        let taken_bytes = guest.taken();
+        let (state, why) = match (&guest.unusable, short, bond) {
+            (Some(Unusable::Silent(why)), ..) => ("silent", why.clone()),
+            (Some(Unusable::Advised(why)), ..) => ("advised", why.clone()),
+            (None, Some(why), _) => ("short", format!("it is short of memory: {why}")),
+            (None, None, Some(why)) if guest.is_left(now) => ("stuck", why),
+            (None, None, Some(why)) => ("advised", why),
+            (None, None, None) if taken_bytes > 0 => ("usable", "it lends memory".into()),
+            (None, None, None) => ("usable", lender_text(guest.could_lend(limits))),
+        };
+        HostGuest {
+            state: state.into(),
+            home_bytes: guest.sizes.map(|sizes| sizes.home_bytes),
+            guest_bytes: guest.memory.map(|memory| memory.actual_bytes),
+            resident_bytes: guest.resident,
+            lent_bytes: guest.lent(),
+            taken_bytes,
+            could_lend_bytes: if state == "usable" { guest.could_lend(limits) } else { 0 },
+            minimum_bytes: guest.minimum(limits),
+            why,
+        }
+    }
+}
+
+fn lender_text(could_lend: u64) -> String {
+    match could_lend {
+        0 => "it has too little above its minimum (guest-minimum)".into(),
+        bytes => format!("it could lend {}", show_size(bytes)),
+    }
+}

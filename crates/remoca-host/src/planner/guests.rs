@@ -1,0 +1,249 @@
+//! What is known of the memory of guests: how much of it was taken, and how much of that the host has seen.
+//!
+//! Sizes of a guest, in bytes: `home` is what it had when it was first seen, `asked` what its balloon was last asked to leave it, and `base`
+//! what it would have now if nothing had been taken: less than `home` if somebody else has shrunk it too.
+//! 1. *Lent* is `base` less the largest of what was asked for, what the balloon says, and what the host has in memory for the guest. So
+//!    nothing counts that a guest only says, that nobody asked for, or that was given back already.
+//! 2. No guest is asked to have less than its minimum.
+
+use super::interface::{GuestRecord, Moment};
+use crate::guest::{GuestMemory, Unusable};
+use crate::limits::Limits;
+use std::time::Duration;
+
+/// Largest memory of a guest that is believed: 64 TiB.
+const SIZE_MAX: u64 = 1 << 46;
+/// Most that is taken from a guest at a time, beside a share of its memory.
+const STEP_MAX: u64 = 64 << 20;
+const STEP_SHARE: u64 = 16;
+/// Share of a guest's memory that must be available to it.
+const AVAILABLE_SHARE: u64 = 16;
+/// Signs of a guest that is short of memory: share of time in which tasks wait for it, in percent; pages in each second.
+const WAITING_MAX: f64 = 10.;
+const MAJOR_FAULTS_MAX: f64 = 200.;
+const SWAPPED_IN_MAX: f64 = 50.;
+/// Windows for which a guest that was short of memory, or whose balloon did not follow, lends nothing.
+pub(super) const LEFT_WINDOWS: u32 = 10;
+/// How long what a VM process saw last counts, if it sees nothing any longer: it may be a new program, to which the guest comes back.
+const UNSEEN_FOR: Duration = Duration::from_secs(60);
+/// Windows, and blocks read, after which a curve is that of the guest's new size.
+pub(super) const SETTLED_WINDOWS: u32 = 2;
+const SETTLED_READS: u64 = 1024;
+
+/// Memory of one guest.
+#[derive(Clone, Debug)]
+pub(super) struct KnownGuest {
+    /// `None` until its monitor has answered for the first time.
+    pub(super) sizes: Option<GuestRecord>,
+    /// Newest answer of its monitor to this daemon.
+    pub(super) memory: Option<GuestMemory>,
+    /// Memory that it takes of the host, as its VM process said last.
+    pub(super) resident: Option<u64>,
+    /// Share of time in which its tasks wait for memory, as its agent says.
+    pub(super) waits: Option<f64>,
+    /// Since when its VM process does not see that any longer.
+    unseen_since: Option<Duration>,
+    /// Why its memory cannot be moved now.
+    pub(super) unusable: Option<Unusable>,
+    /// Its balloon did not do what it was asked to, and is left alone until then.
+    pub(super) left: Option<(Duration, String)>,
+    /// When its size changed last, and the blocks it had read until then.
+    changed: Option<(Duration, u64)>,
+    /// When it got memory from the reserve last, and how much since the reserve was full.
+    pub(super) relieved_at: Option<Duration>,
+    pub(super) relieved_bytes: u64,
+}
+
+impl KnownGuest {
+    /// Returns a guest that was not heard of yet by this daemon.
+    pub(super) fn new(recorded: Option<GuestRecord>) -> Self {
+        Self {
+            sizes: recorded,
+            memory: None,
+            resident: None,
+            waits: None,
+            unseen_since: None,
+            unusable: Some(Unusable::Silent("its monitor has not answered yet".into())),
+            left: None,
+            changed: None,
+            relieved_at: None,
+            relieved_bytes: 0,
+        }
+    }
+
+    /// Takes the answer of its monitor.
+    pub(super) fn hear(&mut self, answer: Result<GuestMemory, Unusable>) {
+        let memory = match answer {
+            Ok(memory) if memory.boot_bytes > SIZE_MAX || memory.actual_bytes > memory.boot_bytes => {
+                let (actual, boot) = (memory.actual_bytes, memory.boot_bytes);
+                let why = format!("its monitor says that it has {actual} bytes of {boot}, which no guest can");
+                self.unusable = Some(Unusable::Silent(why));
+                return;
+            }
+            Ok(memory) => memory,
+            Err(why) => {
+                self.unusable = Some(why);
+                return;
+            }
+        };
+        let actual = memory.actual_bytes;
+        let sizes =
+            self.sizes.get_or_insert(GuestRecord { home_bytes: actual, base_bytes: actual, asked_bytes: actual });
+        sizes.home_bytes = sizes.home_bytes.min(memory.boot_bytes);
+        sizes.base_bytes = sizes.base_bytes.min(sizes.home_bytes);
+        self.unusable = None;
+        self.memory = Some(memory);
+    }
+
+    /// Takes what its VM process says of the memory that it takes of the host.
+    pub(super) fn hear_resident(&mut self, now: Duration, resident: Option<u64>) {
+        if resident.is_some() {
+            (self.resident, self.unseen_since) = (resident, None);
+        } else if now.saturating_sub(*self.unseen_since.get_or_insert(now)) >= UNSEEN_FOR {
+            self.resident = None;
+        }
+        let (Some(sizes), Some(memory), Some(resident)) = (&mut self.sizes, self.memory, resident) else { return };
+        // Only what the host sees makes it larger: a guest can say anything.
+        sizes.home_bytes = sizes.home_bytes.max(resident.min(memory.boot_bytes));
+    }
+
+    /// Returns what was taken from it.
+    pub(super) fn taken(&self) -> u64 {
+        self.sizes.map_or(0, |sizes| sizes.taken())
+    }
+
+    /// Returns what was taken from it and the host has seen.
+    pub(super) fn lent(&self) -> u64 {
+        let (Some(sizes), Some(memory), Some(resident)) = (self.sizes, self.memory, self.resident) else { return 0 };
+        sizes.base_bytes.saturating_sub(sizes.asked_bytes.max(memory.actual_bytes).max(resident))
+    }
+
+    /// Returns why its memory is not moved now, or `None` if it may be.
+    pub(super) fn bond(&self, now: Duration) -> Option<String> {
+        match &self.unusable {
+            Some(Unusable::Advised(why) | Unusable::Silent(why)) => return Some(why.clone()),
+            None => {}
+        }
+        if self.resident.is_none() {
+            return Some(
+                "its VM process does not see how much memory of the host the guest takes, so nobody would know that it gave some"
+                    .into(),
+            );
+        }
+        self.left.as_ref().filter(|_| self.is_left(now)).map(|(_, why)| why.clone())
+    }
+
+    /// Returns whether its balloon is left alone.
+    pub(super) fn is_left(&self, now: Duration) -> bool {
+        self.left.as_ref().is_some_and(|(until, _)| now < *until)
+    }
+
+    /// Returns the size below which it is never taken.
+    pub(super) fn minimum(&self, limits: &Limits) -> u64 {
+        let home = self.sizes.map_or(0, |sizes| sizes.home_bytes);
+        limits.guest_minimum_bytes.unwrap_or(home / 2)
+    }
+
+    /// Returns the size that it is taken down to for a round: three quarters of the way to its minimum.
+    fn visible(&self, limits: &Limits) -> u64 {
+        let home = self.sizes.map_or(0, |sizes| sizes.home_bytes);
+        home - home.saturating_sub(self.minimum(limits)) / 4 * 3
+    }
+
+    /// Returns what it could lend.
+    pub(super) fn could_lend(&self, limits: &Limits) -> u64 {
+        let actual = self.memory.map_or(0, |memory| memory.actual_bytes);
+        actual.saturating_sub(self.visible(limits))
+    }
+
+    /// Returns the most that it could ever lend.
+    pub(super) fn lendable_max(&self, limits: &Limits) -> u64 {
+        let home = self.sizes.map_or(0, |sizes| sizes.home_bytes);
+        home.saturating_sub(self.minimum(limits)).max(self.taken())
+    }
+
+    /// Returns the size to ask for in the next step of lending, in whole units below what it has; `None` if it lends no more.
+    pub(super) fn next_step(&mut self, at: Moment, window: Duration, limits: &Limits, unit: u64) -> Option<u64> {
+        let is_relieved = self.relieved_at.is_some_and(|then| at.now.saturating_sub(then) < LEFT_WINDOWS * window);
+        if self.bond(at.now).is_some() || is_relieved || self.pressure().is_some() {
+            return None;
+        }
+        let memory = self.memory?;
+        let sizes = self.sizes.as_mut()?;
+        let step = (sizes.home_bytes / STEP_SHARE).min(STEP_MAX).max(unit) / unit * unit;
+        let step = step.min(self.could_lend(limits) / unit * unit);
+        let is_short = memory.available_bytes.is_some_and(|available| available < available_min(memory) + step);
+        if step == 0 || is_short {
+            return None;
+        }
+        Some(memory.actual_bytes - step)
+    }
+
+    /// Notes what it would have without what was taken, before something more is.
+    pub(super) fn rebase(&mut self) {
+        let (Some(sizes), Some(memory)) = (&mut self.sizes, self.memory) else { return };
+        let actual = memory.actual_bytes;
+        if sizes.taken() == 0 {
+            sizes.base_bytes = actual.min(sizes.home_bytes);
+            sizes.asked_bytes = sizes.base_bytes;
+        } else {
+            // What somebody else took from it is not lent.
+            sizes.base_bytes = sizes.base_bytes.min(actual.saturating_add(sizes.taken()));
+        }
+    }
+
+    /// Notes that it is asked to have `bytes`.
+    pub(super) fn ask(&mut self, bytes: u64) {
+        if let Some(sizes) = &mut self.sizes {
+            sizes.asked_bytes = bytes;
+        }
+    }
+
+    /// Notes that it is not asked any longer to have less than `bytes`.
+    pub(super) fn ask_at_least(&mut self, bytes: u64) {
+        if let Some(sizes) = &mut self.sizes {
+            sizes.asked_bytes = sizes.asked_bytes.max(bytes.min(sizes.base_bytes));
+        }
+    }
+
+    /// Notes that its size changed.
+    pub(super) fn note_change(&mut self, now: Duration, blocks_read: u64) {
+        self.changed = Some((now, blocks_read));
+    }
+
+    /// Returns whether the curve of its VM is still that of another size of the guest.
+    pub(super) fn is_unsettled(&self, now: Duration, window: Duration, blocks_read: u64) -> bool {
+        self.changed.is_some_and(|(then, blocks)| {
+            now.saturating_sub(then) < SETTLED_WINDOWS * window || blocks_read.saturating_sub(blocks) < SETTLED_READS
+        })
+    }
+
+    /// Returns whether a change of its size to `to_bytes` is seen.
+    pub(super) fn follows(&self, takes: bool, to_bytes: u64, unit: u64) -> bool {
+        let Some(memory) = self.memory else { return false };
+        let is_seen = || self.resident.is_some_and(|resident| resident <= to_bytes.saturating_add(unit));
+        if takes { memory.actual_bytes <= to_bytes && is_seen() } else { memory.actual_bytes >= to_bytes }
+    }
+
+    /// Returns why it is said to be short of memory, or `None` if it is not.
+    pub(super) fn pressure(&self) -> Option<String> {
+        let memory = self.memory.filter(|_| self.unusable.is_none())?;
+        let over = |number: Option<f64>, most: f64| number.filter(|number| *number > most);
+        if let Some(share) = over(memory.pressure.some_avg10.or(self.waits), WAITING_MAX) {
+            return Some(format!("its tasks wait for memory {share:.0} % of the time"));
+        }
+        if let Some(pages) = over(memory.pressure.swapped_in_per_s, SWAPPED_IN_MAX) {
+            return Some(format!("it swaps in {pages:.0} pages each second"));
+        }
+        if let Some(faults) = over(memory.pressure.major_faults_per_s, MAJOR_FAULTS_MAX) {
+            return Some(format!("it has {faults:.0} major faults each second"));
+        }
+        let available = memory.available_bytes.filter(|available| *available < available_min(memory))?;
+        Some(format!("only {} is available in it", remoca_io::show::show_size(available)))
+    }
+}
+
+/// Returns the least memory that must be available to a guest.
+fn available_min(memory: GuestMemory) -> u64 {
+    memory.actual_bytes / AVAILABLE_SHARE
+}

@@ -1,0 +1,130 @@
+//! Help for guests that are short of memory: some of what was taken from them, at once, from the reserve.
+//!
+//! 1. A guest gets at most what was taken from it, so one that lies gains nothing but its own.
+//! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
+//! 3. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
+
+use super::guests::LEFT_WINDOWS;
+use super::moves::{Move, Side, Stage};
+use super::{FOLLOW_TIME, Moment, Planner, Step};
+use std::time::Duration;
+
+impl Planner {
+    /// Returns the names of the guests from which memory was taken.
+    pub(super) fn taken_from(&self) -> Vec<String> {
+        let taken = self.guests.iter().filter(|(name, guest)| guest.taken() > 0 && self.vms.contains_key(*name));
+        if self.settings.guests.is_some() { taken.map(|(name, _)| name.clone()).collect() } else { Vec::new() }
+    }
+
+    /// Decides what guests get that are short of memory.
+    pub(super) fn relieve(&mut self, at: Moment) {
+        let Some(terms) = self.settings.guests.filter(|_| self.settings.applies) else { return };
+        self.give_up_reliefs(at);
+        if self.counted(at.now) <= self.memory(at.now).total_bytes {
+            self.guests.values_mut().for_each(|guest| guest.relieved_bytes = 0);
+        }
+        for name in self.taken_from() {
+            let Some(why) = self.guests.get(&name).and_then(super::KnownGuest::pressure) else { continue };
+            if self.reliefs.iter().any(|relief| relief.vm == name) {
+                continue;
+            }
+            let moves = self.intent.iter().flat_map(|intent| &intent.moves);
+            let is_open = |change: &Move| change.vm == name && change.side == Side::Guest && change.is_open();
+            let is_taken_from = moves.clone().any(|change| is_open(change) && change.takes());
+            let most = self.claim(at.now, &name, terms.reserve_bytes);
+            if is_taken_from || most > 0 {
+                self.drop_exchange(at, &name, "its guest is short of memory");
+                self.promise(at, &name, &why, most);
+            }
+        }
+    }
+
+    /// Returns how much a guest that is short of memory gets from the reserve now at most.
+    fn claim(&self, now: Duration, name: &str, reserve_bytes: u64) -> u64 {
+        let Some(guest) = self.guests.get(name) else { return 0 };
+        if guest.relieved_at.is_some_and(|then| now.saturating_sub(then) < self.settings.window) {
+            return 0;
+        }
+        let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(self.reserve_left(now));
+        most - most % self.memory(now).unit_bytes
+    }
+
+    /// Returns what is left of the reserve and of the rest of the total.
+    fn reserve_left(&self, now: Duration) -> u64 {
+        let all = self.settings.total_bytes.saturating_add(self.lent(now));
+        all.saturating_sub(self.counted(now))
+    }
+
+    /// Gives a guest at most `most` of what was taken from it.
+    fn promise(&mut self, at: Moment, name: &str, why: &str, most: u64) {
+        let Some(guest) = self.guests.get_mut(name) else { return };
+        let Some(sizes) = guest.sizes else { return };
+        let bytes = most.min(sizes.taken());
+        let to_bytes = sizes.asked_bytes.saturating_add(bytes);
+        // It counts as given from now on.
+        guest.ask(to_bytes);
+        guest.relieved_at = Some(at.now);
+        guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
+        self.reliefs.push(Move {
+            vm: name.into(),
+            side: Side::Guest,
+            from_bytes: sizes.asked_bytes,
+            to_bytes,
+            why: format!("it is short of memory: {why}"),
+            ..Move::default()
+        });
+    }
+
+    /// Returns the next command that helps a guest.
+    pub(super) fn next_relief(&mut self, at: Moment) -> Option<Step> {
+        let relief = self.reliefs.iter_mut().find(|relief| relief.stage == Stage::Planned)?;
+        relief.stage = Stage::Begun;
+        let step = Step { vm: relief.vm.clone(), side: Side::Guest, bytes: relief.to_bytes };
+        self.awaited_at = at.now;
+        if let Some(guest) = self.guests.get_mut(&step.vm) {
+            guest.relieved_at = Some(at.now);
+            guest.ask(step.bytes);
+        }
+        Some(step)
+    }
+
+    /// Ends the help for a guest.
+    pub(super) fn end_relief(&mut self, at: Moment, name: &str, outcome: &str) {
+        let ended = self.reliefs.extract_if(.., |relief| relief.vm == name).last();
+        if let Some(relief) = ended {
+            self.log.told(at.unix_s, &relief, outcome);
+        }
+    }
+
+    /// Looks whether a guest has what it got.
+    pub(super) fn follow_relief(&mut self, at: Moment, name: &str) {
+        let Some(relief) = self.reliefs.iter().find(|relief| relief.vm == name && relief.stage == Stage::Begun) else {
+            return;
+        };
+        if self.guests.get(name).is_some_and(|guest| guest.follows(false, relief.to_bytes, 0)) {
+            self.end_relief(at, name, "seen in the guest");
+            self.note_guest_change(at, name);
+        }
+    }
+
+    fn give_up_reliefs(&mut self, at: Moment) {
+        let is_late = |name: &str| {
+            let began = self.guests.get(name).and_then(|guest| guest.relieved_at);
+            began.is_none_or(|began| at.now.saturating_sub(began) >= FOLLOW_TIME)
+        };
+        let late = self.reliefs.iter().filter(|relief| relief.stage == Stage::Begun && is_late(&relief.vm));
+        let late: Vec<String> = late.map(|relief| relief.vm.clone()).collect();
+        for name in late {
+            self.leave(at, &name, format!("its balloon did not follow within {} s", FOLLOW_TIME.as_secs()));
+            self.end_relief(at, &name, "its balloon did not follow; what it was to get is given to nobody");
+        }
+    }
+
+    /// Leaves the memory of a guest alone for some windows.
+    pub(super) fn leave(&mut self, at: Moment, name: &str, why: String) {
+        let until = at.now + LEFT_WINDOWS * self.settings.window;
+        if let Some(guest) = self.guests.get_mut(name) {
+            guest.left = Some((until, why));
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! A round: guests lend memory to their caches, the curves are observed, the caches are divided, and each guest gets back what its cache
+//! still has of it (papers/hypervisor-exclusive-cache.txt, section 4.3; decision 0046).
+//!
+//! Each step is an intent of its own, with what is taken and what is given for it, and the next one begins when it is over.
+
+use super::Planner;
+use super::guests::{KnownGuest, SETTLED_WINDOWS};
+use super::interface::{GuestRecord, Moment, Phase, Round};
+use super::moves::{Intent, Move, Side};
+use crate::guest::{GuestMemory, Unusable};
+use crate::plan::Memory;
+use remoca_io::show::show_size;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Windows after which the curves are divided by, whatever they say.
+const OBSERVE_WINDOWS: u32 = 10;
+
+impl Planner {
+    /// Takes what monitors of guests say. Must come before what the VM processes say at the same time.
+    pub fn hear_guests(&mut self, all: BTreeMap<String, Result<GuestMemory, Unusable>>) {
+        for (name, answer) in all {
+            let recorded = self.guests_recorded.get(&name).copied();
+            self.guests.entry(name).or_insert_with(|| KnownGuest::new(recorded)).hear(answer);
+        }
+    }
+
+    /// Returns what must outlive the daemon about guests.
+    pub(super) fn guest_records(&self) -> BTreeMap<String, GuestRecord> {
+        let known = self.guests.iter().filter_map(|(name, guest)| Some((name.clone(), guest.sizes?)));
+        let mut all = self.guests_recorded.clone();
+        all.extend(known);
+        // A guest from which nothing was taken begins anew when it comes back.
+        all.retain(|name, sizes| sizes.taken() > 0 || self.guests.contains_key(name));
+        all
+    }
+
+    /// Returns the sum of what guests have lent, as the host has seen it.
+    pub(super) fn lent(&self, now: Duration) -> u64 {
+        let is_present = |name: &String| self.vms.get(name).is_some_and(|vm| !vm.is_absent(now));
+        let lent = self.guests.iter().filter(|(name, _)| is_present(name)).map(|(_, guest)| guest.lent());
+        lent.fold(0, u64::saturating_add)
+    }
+
+    /// Returns what is divided now: the total without the reserve, with what guests have lent.
+    pub(super) fn memory(&self, now: Duration) -> Memory {
+        let memory = self.settings.memory();
+        let reserve_bytes = self.settings.guests.map_or(0, |terms| terms.reserve_bytes);
+        let total_bytes = memory.total_bytes.saturating_sub(reserve_bytes).saturating_add(self.lent(now));
+        Memory { total_bytes, unit_bytes: self.unit_bytes.max(memory.unit_bytes) }
+    }
+
+    /// Makes units large enough for all that guests could lend. Curves that were asked for in smaller ones are forgotten.
+    pub(super) fn fit_unit(&mut self) {
+        let lendable = self.vms.iter().filter_map(|(name, vm)| Some(self.guests.get(name)?.lendable_max(&vm.limits())));
+        let most = lendable.fold(self.settings.total_bytes, u64::saturating_add);
+        let unit_bytes = super::unit_of(most);
+        if unit_bytes > self.unit_bytes {
+            self.unit_bytes = unit_bytes;
+            self.vms.values_mut().for_each(super::vm::KnownVm::forget_curve);
+            self.looked_at = None;
+        }
+        self.grid_bytes = most.max(self.grid_bytes);
+    }
+
+    /// Decides what comes next when nothing is under way.
+    pub(super) fn go_on(&mut self, at: Moment) {
+        let Some(terms) = self.settings.guests.filter(|_| self.settings.applies) else {
+            self.make_plan(at);
+            return;
+        };
+        let is_over = self.counted(at.now) > self.memory(at.now).total_bytes;
+        if is_over {
+            self.make_plan(at);
+            if self.intent.is_some() {
+                return;
+            }
+        }
+        let passed = Duration::from_secs(at.unix_s.saturating_sub(self.round.since_s));
+        match self.round.phase {
+            Phase::Rest if passed >= terms.rest && !is_over && self.could_begin(at) => {
+                self.enter(at, Phase::Lend);
+                self.lend(at);
+            }
+            Phase::Rest => self.make_plan(at),
+            Phase::Lend if is_over => self.enter(at, Phase::Observe),
+            Phase::Lend => self.lend(at),
+            Phase::Observe => {
+                self.plan = Err(format!("the curves are observed, for {} s so far", passed.as_secs()));
+                // A daemon does not know what changed before it came.
+                let is_settled = passed >= SETTLED_WINDOWS * self.settings.window && self.has_observed(at);
+                if is_settled || passed >= OBSERVE_WINDOWS * self.settings.window {
+                    self.enter(at, Phase::Divide);
+                    self.go_on(at);
+                }
+            }
+            Phase::Divide => {
+                self.enter(at, Phase::Return);
+                self.make_plan(at);
+            }
+            Phase::Return => self.give_back(at),
+            Phase::End => self.enter(at, Phase::Rest),
+        }
+    }
+
+    fn enter(&mut self, at: Moment, phase: Phase) {
+        self.round = Round { phase, since_s: at.unix_s };
+        let lent = show_size(self.lent(at.now));
+        match phase {
+            Phase::Lend => self.log.note(at.unix_s, "a round begins: guests lend memory to their caches".into()),
+            Phase::Observe => self.log.note(at.unix_s, format!("guests have lent {lent}: the curves are observed")),
+            Phase::Rest => self.log.note(at.unix_s, format!("the round is over: guests still lend {lent}")),
+            Phase::Divide | Phase::Return | Phase::End => {}
+        }
+    }
+
+    /// Returns whether some guest can lend something.
+    fn could_begin(&self, at: Moment) -> bool {
+        let (unit, window) = (self.memory(at.now).unit_bytes, self.settings.window);
+        let could = |(name, guest): (&String, &KnownGuest)| {
+            let limits = self.lender(at.now, name)?;
+            guest.clone().next_step(at, window, &limits, unit)
+        };
+        self.guests.iter().any(|guest| could(guest).is_some())
+    }
+
+    /// Returns the limits of a VM whose cache can take what its guest lends; `None` if it cannot.
+    fn lender(&self, now: Duration, name: &str) -> Option<crate::limits::Limits> {
+        let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
+        let is_left = vm.ignored_until.is_some_and(|until| now < until);
+        let is_fixed = vm.reading.as_ref().is_none_or(|reading| reading.fixed.is_some());
+        if is_left || is_fixed { None } else { vm.limits.as_ref().ok().copied() }
+    }
+
+    /// Begins a step in which guests lend memory to their caches. Ends lending if none does.
+    pub(super) fn lend(&mut self, at: Moment) {
+        let (memory, window) = (self.memory(at.now), self.settings.window);
+        let names: Vec<String> = self.guests.keys().cloned().collect();
+        let mut moves = Vec::new();
+        for name in names {
+            let Some(limits) = self.lender(at.now, &name) else { continue };
+            let has = self.vms[&name].counted(memory);
+            let Some(guest) = self.guests.get_mut(&name) else { continue };
+            let Some(to) = guest.next_step(at, window, &limits, memory.unit_bytes) else { continue };
+            guest.rebase();
+            let from = guest.memory.map_or(to, |memory| memory.actual_bytes);
+            let grown = has.next_multiple_of(memory.unit_bytes).saturating_add(from - to);
+            let why = "its guest lends memory, so that its curve is seen".to_owned();
+            moves.push(exchange(&name, Side::Guest, from, to, &why));
+            moves.push(exchange(&name, Side::Tier, has, grown, &why));
+        }
+        self.stepped_at = at.now;
+        if moves.is_empty() {
+            self.enter(at, Phase::Observe);
+        } else {
+            self.intent = Some(Intent { at_s: at.unix_s, moves });
+        }
+    }
+
+    /// Returns whether the curve of each VM whose guest lends says something.
+    fn has_observed(&self, at: Moment) -> bool {
+        let lends = |name: &&String| self.guests.get(*name).is_some_and(|guest| guest.lent() > 0);
+        self.vms.keys().filter(lends).all(|name| self.bond(at.now, name, &self.vms[name]).is_none())
+    }
+
+    /// Begins to give memory back to guests, as far as their caches still have it.
+    fn give_back(&mut self, at: Moment) {
+        let memory = self.memory(at.now);
+        let unit = memory.unit_bytes;
+        // What nobody has goes back too.
+        let mut spare = memory.total_bytes.saturating_sub(self.counted(at.now));
+        let mut moves = Vec::new();
+        for (name, guest) in &self.guests {
+            let (Some(limits), Some(sizes)) = (self.lender(at.now, name), guest.sizes) else { continue };
+            let Some(actual) = guest.memory.map(|memory| memory.actual_bytes) else { continue };
+            if guest.bond(at.now).is_some() {
+                continue;
+            }
+            let has = self.vms[name].counted(memory);
+            let least = limits.minimum_bytes.max(unit);
+            let wanted = has - has.saturating_sub(least).min(sizes.taken());
+            let (to, back) = (wanted.next_multiple_of(unit), has.saturating_sub(wanted.next_multiple_of(unit)));
+            let why = "its guest gets back what its cache still has of it".to_owned();
+            if back > 0 {
+                moves.push(exchange(name, Side::Tier, has, to, &why));
+            }
+            let more = spare.min(sizes.taken().saturating_sub(back));
+            spare -= more;
+            // It may also have less than it was asked to have.
+            let to = sizes.asked_bytes.saturating_add(back).saturating_add(more);
+            if to > actual {
+                moves.push(exchange(name, Side::Guest, actual, to, &why));
+            }
+        }
+        self.enter(at, Phase::End);
+        self.stepped_at = at.now;
+        self.intent = Some(Intent { at_s: at.unix_s, moves }).filter(|intent| !intent.is_over());
+    }
+}
+
+fn exchange(vm: &str, side: Side, from_bytes: u64, to_bytes: u64, why: &str) -> Move {
+    Move { vm: vm.into(), side, from_bytes, to_bytes, why: why.into(), ..Move::default() }
+}

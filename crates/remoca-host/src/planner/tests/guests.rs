@@ -1,0 +1,129 @@
+//! Memory that goes from guests to their caches and back.
+
+use super::balloon::{Guest, Manner, signed, with_guests};
+use super::world::{Nature, Process, Shape, UNIT, World};
+use crate::planner::{Phase, Side};
+use std::time::Duration;
+
+const HOME: u64 = 128;
+
+/// Returns two VMs with guests of the same size: the first one would read nothing from a disk with `needs` units in guest and cache, the
+/// other one gains nothing from more.
+fn two(needs: u32, manners: [Manner; 2]) -> World {
+    let vms =
+        vec![Process::new(Shape::Cliff(needs), Nature::Honest, 20), Process::new(Shape::Flat(50), Nature::Honest, 20)];
+    let mut world = World::with(with_guests(60, 20), vms);
+    for (name, manner) in ["vm0", "vm1"].into_iter().zip(manners) {
+        world.add_guest(name, Guest::new(manner, HOME));
+    }
+    world
+}
+
+/// Returns the units of the guest and the cache of each VM.
+fn sizes(world: &World) -> Vec<(u64, u64)> {
+    world.processes.iter().map(|(name, vm)| (world.guests[name].actual / UNIT, vm.granted)).collect()
+}
+
+fn phase(world: &World) -> Phase {
+    world.planner.record().round.phase
+}
+
+/// Runs until the round is over.
+fn run_round(world: &mut World, check: impl Fn(&World)) {
+    let mut looks = 0;
+    while phase(world) == Phase::Rest && looks < 10 {
+        world.run(1, &check);
+        looks += 1;
+    }
+    while phase(world) != Phase::Rest || world.planner.is_moving() {
+        world.run(1, &check);
+        looks += 1;
+        assert!(looks < 400, "the round does not end: {:?}", world.planner.record());
+    }
+}
+
+#[test]
+fn a_guest_that_needs_it_less_gives_memory_to_the_cache_of_another() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    let [(guest, tier), (donor, rest)] = sizes(&world)[..] else { panic!() };
+    assert_eq!(guest, HOME, "what the first one lent it has back: {:?}", sizes(&world));
+    assert!(guest + tier >= 170 && donor < HOME && rest == 1, "{:?}", sizes(&world));
+    assert!(donor >= HOME - HOME / 2 / 4 * 3);
+}
+
+#[test]
+fn guests_have_all_back_if_nobody_gains() {
+    let mut world = two(128, [Manner::Honest, Manner::Fresh(100)]);
+    world.process("vm0").shape = Shape::Flat(50);
+    run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    assert_eq!(sizes(&world), [(HOME, 20), (HOME, 20)]);
+    assert!(world.steps.iter().any(|(_, step)| step.side == Side::Guest));
+    // Until the next round nothing happens.
+    let steps = world.steps.len();
+    world.run(100, |_| {});
+    assert_eq!(world.steps.len(), steps);
+    world.run(300, |_| {});
+    assert!(world.steps.len() > steps);
+}
+
+#[test]
+fn a_dry_run_moves_nothing() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.settings.applies = false;
+    world.replace_daemon(Duration::ZERO);
+    world.run(100, |_| {});
+    assert!(world.steps.is_empty());
+}
+
+#[test]
+fn a_balloon_that_does_not_follow_is_left_alone_and_told_to_stop() {
+    for manner in [Manner::Stuck, Manner::Lies, Manner::Refuses] {
+        let mut world = two(170, [Manner::Honest, manner]);
+        run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+        let log = world.planner.record().decisions;
+        let is_told = |decision: &remoca_protocol::host::HostDecision| {
+            decision.vm.as_deref() == Some("vm1") && decision.outcome.starts_with("not done: ")
+        };
+        assert!(log.iter().any(is_told), "{manner:?}: {log:?}");
+        assert_eq!(world.guest("vm1").target, HOME * UNIT, "{manner:?}: its balloon is left at work");
+        assert_eq!(sizes(&world)[0].0, HOME, "{manner:?}");
+        let report = world.planner.report(world.at);
+        assert_eq!(report.vms[1].guest.as_ref().unwrap().lent_bytes, 0, "{report:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_gets_its_own_back_from_the_reserve() {
+    let mut world = two(190, [Manner::Honest, Manner::Short(0, 0)]);
+    run_round(&mut world, |_| {});
+    let lent = HOME - sizes(&world)[1].0;
+    assert!(lent > 20, "{:?}", sizes(&world));
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    let at = world.at.now;
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    let (when, step) = world.steps[steps].clone();
+    assert!(step.side == Side::Guest && step.vm == "vm1" && when - at <= Duration::from_secs(2), "{step:?} {when:?}");
+    // At most half of the reserve at once; then that is filled, and it gets more.
+    assert_eq!(step.bytes, (HOME - lent + 10) * UNIT);
+    world.run(200, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    assert_eq!(sizes(&world)[1].0, HOME, "it has all of its own back: {:#?}", world.steps);
+    assert!(world.taken_of_host() <= signed(40 * UNIT), "the reserve is full again");
+    // It says so for ever, and gets nothing else.
+    assert!(sizes(&world)[1].1 <= 20 && world.guest("vm1").target == HOME * UNIT);
+    let log = world.planner.record().decisions;
+    assert!(log.iter().any(|decision| decision.why.contains("it is short of memory: its tasks wait")), "{log:?}");
+}
+
+#[test]
+fn a_guest_that_takes_its_memory_back_costs_caches_what_it_took() {
+    for grabs in [Manner::Grabs as fn(u32) -> Manner, Manner::GrabsSilently] {
+        let mut world = two(170, [Manner::Honest, Manner::Honest]);
+        run_round(&mut world, |_| {});
+        let now = world.looks;
+        world.guest("vm1").manner = grabs(now + 1);
+        world.run(40, |_| {});
+        assert!(world.taken_of_host() <= signed(40 * UNIT), "{:?}", sizes(&world));
+    }
+}
