@@ -14,6 +14,7 @@ mod policy;
 mod rounds;
 mod server;
 mod sim;
+mod streams;
 mod takeback;
 mod targets;
 mod tiers;
@@ -53,6 +54,8 @@ enum Benchmark {
     Curve(curve::CurveBenchArgs),
     /// Requests that `remoca sim` simulates in a CPU second, beside libCacheSim
     Sim(sim::SimBenchArgs),
+    /// Passes over files on a disk whose sequential reads are cheap, with remoca and without
+    Streams(streams::StreamsArgs),
     /// Guest reads while the memory server is late or stops, with and without hedging
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
         Benchmark::Takeback(args) => takeback::run(&args),
         Benchmark::Curve(args) => curve::run(&args),
         Benchmark::Sim(args) => sim::run(&args),
+        Benchmark::Streams(args) => streams::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),
