@@ -247,7 +247,7 @@ fn report(outcomes: &[Outcome], before: &[Observed]) -> Result<()> {
         "prediction_error_max": error_max,
         "geometric_mean": measured,
         "geometric_mean_by_bound": BOUNDS.map(|bound| (bound, means(bound))).into_iter().collect::<BTreeMap<_, _>>(),
-        "esx_by_touched_blocks": {"touched_mib": touched, "guest_and_tier_mib": u64::from(GUEST_MIB) + TOTAL / 3 / MIB, "geometric_mean": 1.0},
+        "esx_by_touched_blocks": {"touched_mib": touched, "guest_and_tier_mib": u64::from(GUEST_MIB) + TOTAL / 3 / MIB},
         "guest_mib": GUEST_MIB, "total_tiers_mib": TOTAL / MIB,
         "divisions": outcomes,
         "equal_tiers": before,
