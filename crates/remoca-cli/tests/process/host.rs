@@ -21,7 +21,7 @@ pub fn folder() -> tempfile::TempDir {
 /// A VM process with a name, whose control socket is found in the folder of the host, and the blocks of a loop.
 pub struct Vm {
     pub machine: Machine,
-    blocks: Vec<usize>,
+    pub blocks: Vec<usize>,
 }
 
 impl Vm {

@@ -24,6 +24,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("sendmsg socket", "the same"),
     ("sendto socket", "the same: a few bytes, MSG_DONTWAIT or nonblocking"),
     ("accept4 socket", "a nonblocking listener that is ready"),
+    ("fstat file memory", "the blocks of the guest's memory, for a status: a file in memory has them at hand"),
     ("socket", "makes a socket for an NBD server that is tried again"),
     ("connect socket", "of a nonblocking socket: what comes of it is an event"),
     ("setsockopt socket", "changes a socket of this process"),

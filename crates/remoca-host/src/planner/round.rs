@@ -13,8 +13,8 @@ use remoca_io::show::show_size;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Windows after which the curves are divided by, whatever they say.
-const OBSERVE_WINDOWS: u32 = 10;
+/// Time after which the curves are divided by, whatever they say.
+const OBSERVE_TIME: Duration = Duration::from_secs(600);
 
 impl Planner {
     /// Takes what monitors of guests say. Must come before what the VM processes say at the same time.
@@ -89,7 +89,7 @@ impl Planner {
                 self.plan = Err(format!("the curves are observed, for {} s so far", passed.as_secs()));
                 // A daemon does not know what changed before it came.
                 let is_settled = passed >= SETTLED_WINDOWS * self.settings.window && self.has_observed(at);
-                if is_settled || passed >= OBSERVE_WINDOWS * self.settings.window {
+                if is_settled || passed >= OBSERVE_TIME {
                     self.enter(at, Phase::Divide);
                     self.go_on(at);
                 }
