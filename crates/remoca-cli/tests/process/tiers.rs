@@ -79,7 +79,7 @@ fn remote(machine: &Machine) -> PoolStatus {
 /// is in memory, depends on the machine, and is left out.
 fn wrong_servers(machine: &Machine) -> Vec<(String, String)> {
     let problems = remoca_view::diagnosis::of_status(&machine.status()).into_iter();
-    let problems = problems.filter(|wrong| !["fast-disk", "server-slow"].contains(&&*wrong.cause));
+    let problems = problems.filter(|wrong| !["fast-disk", "slow-server"].contains(&&*wrong.cause));
     problems.filter_map(|wrong| Some((wrong.cause, wrong.finding.what.strip_prefix("server ")?.to_owned()))).collect()
 }
 
