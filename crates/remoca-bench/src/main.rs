@@ -1,5 +1,6 @@
 //! Benchmarks: each measures remoca and what it is compared with in one run, in alternation.
 
+mod compress;
 mod cost;
 mod cpus;
 mod curve;
@@ -54,6 +55,8 @@ enum Benchmark {
     Curve(curve::CurveBenchArgs),
     /// Requests that `remoca sim` simulates in a CPU second, beside libCacheSim
     Sim(sim::SimBenchArgs),
+    /// Pages of disk images compressed by LZ4: how many fit in the memory of one, and the time of each
+    Compress(compress::CompressArgs),
     /// Passes over files on a disk whose sequential reads are cheap, with remoca and without
     Streams(streams::StreamsArgs),
     /// Guest reads while the memory server is late or stops, with and without hedging
@@ -82,6 +85,7 @@ fn main() -> ExitCode {
         Benchmark::Takeback(args) => takeback::run(&args),
         Benchmark::Curve(args) => curve::run(&args),
         Benchmark::Sim(args) => sim::run(&args),
+        Benchmark::Compress(args) => compress::run(&args),
         Benchmark::Streams(args) => streams::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
