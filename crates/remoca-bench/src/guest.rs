@@ -20,6 +20,11 @@ impl PageCache {
         before.is_some()
     }
 
+    /// Removes a block. Returns whether it was there.
+    pub fn forget(&mut self, block: u64) -> bool {
+        self.used_at.remove(&block).is_some_and(|at| self.order.remove(&at).is_some())
+    }
+
     /// Evicts the block that was not used for the longest time, if there are more than `most`.
     pub fn evict(&mut self, most: usize) -> Option<u64> {
         let (_, block) = if self.order.len() > most { self.order.pop_first()? } else { return None };

@@ -23,7 +23,9 @@ pub fn draw(title: &str, points: &[(u64, f64)], first: u64) -> String {
         let _ = writeln!(text, "{:>4} |{}", line * 100 / LINES, cells.trim_end());
     }
     let _ = writeln!(text, "   0 +{}", "-".repeat(columns.len()));
-    let labels: String = doublings.iter().map(|size| format!("{:<COLUMNS$}", show_size(*size))).collect();
+    // Every second size: those of three digits would touch.
+    let labels: String =
+        doublings.iter().step_by(2).map(|size| format!("{:<1$}", show_size(*size), 2 * COLUMNS)).collect();
     let _ = writeln!(text, "      {}", labels.trim_end());
     text
 }

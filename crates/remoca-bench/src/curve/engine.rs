@@ -54,7 +54,8 @@ impl Driven {
 
     /// Handles an event. An eviction that the agent leaves out on the engine's advice does not reach it.
     pub fn note(&mut self, event: Event) {
-        let (Event::Read(block) | Event::Evicted(block)) = event;
+        // Made-up traces have no others.
+        let (Event::Read(block) | Event::Evicted(block)) = event else { return };
         self.page[..8].copy_from_slice(&block.to_le_bytes());
         match event {
             Event::Read(_) => {
@@ -63,7 +64,7 @@ impl Driven {
                 self.engine.handle_request(self.now, RequestId(0), DISK, GuestOp::Read(range));
                 self.act();
             }
-            Event::Evicted(_) => {
+            _ => {
                 self.turn = self.turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let one_of = u64::from(self.engine.advice().max(1));
                 if (self.turn >> 32).is_multiple_of(one_of)

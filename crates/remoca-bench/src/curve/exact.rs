@@ -104,6 +104,8 @@ pub fn exact_windows(events: &[Event], windows: usize) -> Vec<Distances> {
             match event {
                 Event::Read(block) => distances.note(stack.take(*block).map(|[above, _]| above.into()), 1.),
                 Event::Evicted(block) => stack.put(*block, 0),
+                Event::Forgotten(block) => _ = stack.take(*block),
+                Event::Missed => distances.note(None, 1.),
             }
         }
         distances

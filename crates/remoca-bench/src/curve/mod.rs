@@ -5,6 +5,7 @@ mod divide;
 mod engine;
 mod exact;
 mod forecast;
+mod recorded;
 mod shards;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use remoca_core::curve::MissRatioCurve;
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount};
 use shards::Shards;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use traces::{Event, Layout, below_guest, traces};
 
 #[derive(Args)]
@@ -27,16 +29,19 @@ pub struct CurveBenchArgs {
     #[arg(long, default_value_t = 100_000)]
     blocks: u64,
     /// Memory of the guest, as one part in N of the blocks
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     guest: u64,
     /// Seeds: the first, and how many
     #[arg(long, default_value_t = 1001)]
     seed: u64,
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Only the curves of the engine: their error and their cost
     #[arg(long)]
     engine: bool,
+    /// Only the curves of these recorded traces, in a format that `remoca sim` recognizes: their error
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "engine")]
+    trace: Vec<PathBuf>,
 }
 
 impl CurveBenchArgs {
@@ -56,6 +61,8 @@ fn note(curve: &mut MissRatioCurve, event: Event) {
     match event {
         Event::Read(bno) => curve.read(block(bno)),
         Event::Evicted(bno) => curve.evicted(block(bno)),
+        Event::Forgotten(bno) => curve.discarded(block(bno)),
+        Event::Missed => curve.missed(1),
     }
 }
 
@@ -125,8 +132,11 @@ fn differences(events: &[Event], seed: u64) -> [Difference; 4] {
 /// Runs the benchmark and prints its tables.
 ///
 /// # Errors
-/// Never; like the other benchmarks.
+/// If a recorded trace cannot be read.
 pub fn run(args: &CurveBenchArgs) -> Result<()> {
+    if !args.trace.is_empty() {
+        return recorded::run(args);
+    }
     if args.engine {
         engine::run(args);
         return Ok(());

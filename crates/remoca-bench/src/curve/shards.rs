@@ -44,8 +44,15 @@ impl Shards {
     }
 
     fn note(&mut self, event: Event) {
-        let (Event::Read(block) | Event::Evicted(block)) = event;
-        let is_read = matches!(event, Event::Read(_));
+        let (block, is_read) = match event {
+            Event::Read(block) => (block, true),
+            Event::Evicted(block) | Event::Forgotten(block) => (block, false),
+            Event::Missed => {
+                self.all_reads += 1.;
+                self.reads[HEAD].note(None, 1.);
+                return;
+            }
+        };
         self.all_reads += f64::from(u8::from(is_read));
         let hash = Random(block ^ self.seed).next() >> 1;
         let kind = if self.head.contains(&block) { HEAD } else { SAMPLED };
@@ -58,6 +65,11 @@ impl Shards {
             let distance = |above: Above| (f64::from(above[SAMPLED]) * weight + f64::from(above[HEAD])).round() as u64;
             let distance = self.queue.take(block).map(distance);
             self.reads[kind].note(distance, if kind == SAMPLED { weight } else { 1. });
+            self.sample.remove(&hash);
+            return;
+        }
+        if matches!(event, Event::Forgotten(_)) {
+            self.queue.take(block);
             self.sample.remove(&hash);
             return;
         }

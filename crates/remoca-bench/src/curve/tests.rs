@@ -79,12 +79,12 @@ fn exact_distances_are_those_of_a_list() {
     let mut newest_first: Vec<u64> = Vec::new();
     let mut expected = Distances::default();
     for event in &events {
-        let (Event::Read(block) | Event::Evicted(block)) = *event;
+        let (Event::Read(block) | Event::Evicted(block)) = *event else { unreachable!() };
         let at = newest_first.iter().position(|queued| *queued == block);
         at.map(|at| newest_first.remove(at));
         match event {
             Event::Read(_) => expected.note(at.map(|at| at as u64 + 1), 1.),
-            Event::Evicted(_) => newest_first.insert(0, block),
+            _ => newest_first.insert(0, block),
         }
     }
     let windows = exact_windows(&events, 5);

@@ -3,10 +3,14 @@
 use crate::guest::{PageCache, Random, Zipf, scattered};
 
 /// Event that a cache below a guest sees, of one block.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Read(u64),
     Evicted(u64),
+    /// The block has another content now.
+    Forgotten(u64),
+    /// A read that no cache answers.
+    Missed,
 }
 
 /// Where the blocks of a trace lie on the disk.

@@ -1,5 +1,6 @@
 //! The figures of a simulation, as its outputs show them.
 
+use crate::size::show_size;
 use remoca_trace::Summary;
 use remoca_trace::sim::{CurveKind, Outcome, PolicyKind, Setup};
 use serde::Serialize;
@@ -116,6 +117,21 @@ impl Report {
         (with > 0.0).then(|| without / with)
     }
 
+    /// Returns how much the requests are for, as text.
+    pub fn footprint(&self) -> String {
+        let size = show_size(self.outcome.footprint * 4096);
+        if self.outcome.is_footprint_estimated {
+            format!("about {size} of blocks that a cache could hold")
+        } else {
+            format!("{size} of different blocks")
+        }
+    }
+
+    /// Returns whether there is a tier.
+    pub fn has_tiers(&self) -> bool {
+        self.bytes.local + self.bytes.remote > 0
+    }
+
     /// Returns the places where reads are answered: name, size in bytes, blocks, share of the blocks.
     pub fn places(&self) -> [(&'static str, Option<u64>, u64, f64); 4] {
         let (blocks, shares) = (&self.outcome.blocks, &self.outcome.shares);
@@ -140,6 +156,15 @@ impl Report {
             notes.push(
                 "The trace has no evictions, so this is a cache into which reads are admitted. Guest memory in front of it \
                  (--guest) evicts by itself."
+                    .into(),
+            );
+        }
+        if !self.has_tiers() {
+            notes.push("No tier was simulated: --local and --remote say their sizes.".into());
+        } else if self.policy == PolicyKind::Lru {
+            notes.push(
+                "The tiers are one LRU queue. --policy adaptive simulates how `remoca disk` inserts pages, which also hits in loops over more \
+                 than the tiers."
                     .into(),
             );
         }

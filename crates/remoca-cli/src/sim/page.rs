@@ -34,7 +34,7 @@ pub fn render(report: &Report) -> Markup {
                         h1 { (title(report)) }
                         p {
                             (thousands(trace.summary.requests())) " requests of " code { (trace.file) } " (" (trace.format) "), for "
-                            (show_size(report.outcome.footprint * 4096)) " of different blocks."
+                            (report.footprint()) "."
                         }
                     }
                     section.card.hero {

@@ -2,6 +2,7 @@
 
 use super::figures::Report;
 use crate::size::show_size;
+use remoca_trace::sim::Traffic;
 use remoca_view::chart;
 use std::fmt::Write;
 
@@ -22,13 +23,9 @@ pub fn text(report: &Report) -> String {
 
 fn write(report: &Report, text: &mut String) -> std::fmt::Result {
     let (trace, outcome) = (&report.trace, &report.outcome);
-    let footprint = show_size(outcome.footprint * 4096);
+    let footprint = report.footprint();
     let requests = trace.summary.requests();
-    writeln!(
-        text,
-        "{requests} requests ({}) in {:.0} s, for {footprint} of different blocks",
-        trace.format, trace.summary.seconds
-    )?;
+    writeln!(text, "{requests} requests ({}) in {:.0} s, for {footprint}", trace.format, trace.summary.seconds)?;
     writeln!(text, "\n{:<14}{:>8}{:>14}{:>8}{:>12}", "", "SIZE", "BLOCKS READ", "%", "READ, MS")?;
     let latencies = &report.latencies;
     let times = [0.0, latencies.local_ms, latencies.remote_ms, latencies.disk_ms];
@@ -39,15 +36,16 @@ fn write(report: &Report, text: &mut String) -> std::fmt::Result {
     let ms = |ms: Option<f64>| ms.map_or("-".into(), |ms| format!("{ms:.3} ms"));
     let gain = report.gain().map_or(String::new(), |gain| format!(", {gain:.1} times faster"));
     let (with, without) = (ms(report.mean_read_ms), ms(report.mean_read_without_ms));
-    writeln!(text, "\nMean read: {with} with the tiers, {without} without{gain}")?;
-    let traffic = &outcome.traffic;
-    let bytes = |pages: u64| show_size(pages * 4096 * report.one_of);
-    writeln!(
-        text,
-        "Network: {} sent to the remote tier, {} fetched from it",
-        bytes(traffic.sent),
-        bytes(traffic.fetched)
-    )?;
+    if report.has_tiers() {
+        writeln!(text, "\nMean read: {with} with the tiers, {without} without{gain}")?;
+    } else {
+        writeln!(text, "\nMean read: {without}")?;
+    }
+    if report.bytes.remote > 0 {
+        let Traffic { sent, fetched } = outcome.traffic;
+        let bytes = |pages: u64| show_size(pages * 4096 * report.one_of);
+        writeln!(text, "Network: {} sent to the remote tier, {} fetched from it", bytes(sent), bytes(fetched))?;
+    }
     if let Some(passed_over) = outcome.passed_over {
         let in_force = if outcome.ends_bimodal == Some(true) { "bimodal insertion" } else { "LRU" };
         writeln!(text, "Policy: {passed_over} evicted pages passed over; at the end it is {in_force}")?;

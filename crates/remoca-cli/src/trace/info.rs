@@ -45,7 +45,8 @@ fn text(shown: &Shown) -> String {
     };
     let of_blocks = |count: u64, blocks: u64| format!("{count}, of {} ({blocks} blocks)", show_size(blocks * 4096));
     line("format", bytes.map_or(format.clone(), |bytes| format!("{format}, {}", show_size(bytes))));
-    line("requests", format!("{} in {:.1} s, to {} disks", summary.requests(), summary.seconds, summary.disks));
+    let disks = if summary.disks == 1 { "disk" } else { "disks" };
+    line("requests", format!("{} in {:.1} s, to {} {disks}", summary.requests(), summary.seconds, summary.disks));
     line("reads", of_blocks(summary.reads, summary.read_blocks));
     line("writes", of_blocks(summary.writes, summary.written_blocks));
     line("flushes", summary.flushes.to_string());

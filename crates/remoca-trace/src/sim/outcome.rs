@@ -43,8 +43,10 @@ pub struct Outcome {
     pub passed_over: Option<u64>,
     /// Whether bimodal insertion was in force at the end; `None` with other policies.
     pub ends_bimodal: Option<bool>,
-    /// Number of different blocks; an estimate where the sampled curve alone was wanted.
+    /// Number of different blocks.
     pub footprint: u64,
+    /// Whether it is an estimate of the blocks that a cache could hold at the end: the sampled curve alone was wanted.
+    pub is_footprint_estimated: bool,
     /// Whether evictions of the trace were used.
     pub uses_evictions: bool,
     /// Whether reads of parts of blocks were counted as misses.
@@ -64,7 +66,7 @@ impl Simulation {
             false => self.ids.len() as u64 * self.setup.one_of.max(1),
         };
         let curve = self.curve_points(footprint);
-        let Self { cache, mut blocks, requests, has_evictions, has_partial, setup, .. } = self;
+        let Self { cache, mut blocks, requests, has_evictions, has_partial, setup, is_curve_alone, .. } = self;
         let mut requests = Some(requests);
         let (mut passed_over, mut ends_bimodal) = (None, None);
         let traffic = match cache {
@@ -95,6 +97,7 @@ impl Simulation {
             passed_over,
             ends_bimodal,
             footprint,
+            is_footprint_estimated: is_curve_alone,
             uses_evictions: has_evictions,
             has_partial,
             curve,
