@@ -34,7 +34,7 @@ struct Workload {
     run: &'static str,
 }
 
-const WORKLOADS: [Workload; 4] = [
+const WORKLOADS: [Workload; 3] = [
     // An SQLite table of about 250 MiB with an index. Rows are read one by one, newer ones more often; by the index, where popular keys have rows
     // all over the table; in ranges; and twice all of them. Some are changed.
     Workload {
@@ -85,14 +85,6 @@ const WORKLOADS: [Workload; 4] = [
                     --random_distribution=zipf:0.9 --norandommap --ioengine=psync --allow_file_create=0 --invalidate=0 > /dev/null || exit 1
                 [ $((turn % 4)) != 2 ] || dd if=/mnt/file of=/dev/null bs=64k
             done",
-    },
-    // Text of 90 MiB is sorted with little memory, twice by different keys, and searched.
-    Workload {
-        name: "sort",
-        make: "awk 'BEGIN { srand(3); for (i = 0; i < 1200000; i++) printf \"%08d %020.0f %040.0f\\n\", i, rand() * 1e18, rand() * 1e38 }' > /mnt/text",
-        run: "export LC_ALL=C
-            sort -k 2,2 -S 12M -T /mnt -o /mnt/sorted /mnt/text && grep -c 77777 /mnt/text > /dev/null
-            sort -k 3,3 -S 12M -T /mnt -o /mnt/sorted /mnt/text && grep -c 88888 /mnt/text /mnt/sorted > /dev/null",
     },
 ];
 
