@@ -22,7 +22,7 @@ const MARGIN: f64 = 0.02;
 
 /// What a trace has recorded.
 #[derive(Default)]
-pub struct Recorded {
+struct Recorded {
     records: Vec<TraceRecord>,
     sees_evictions: bool,
     lost: u64,
@@ -33,7 +33,7 @@ impl Recorded {
     ///
     /// # Errors
     /// If the file cannot be read, or is no trace in a format that is recognized.
-    pub fn read(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let what = || format!("cannot read the trace {}", path.display());
         let mut source = open(Box::new(File::open(path).with_context(what)?), None).with_context(what)?;
         let (mut recorded, mut batch) = (Self::default(), Batch::default());
@@ -46,7 +46,7 @@ impl Recorded {
     }
 
     /// Returns what a cache sees: the evictions of the trace if it has them. If not, a block is evicted as it is read.
-    pub fn events(&self) -> Vec<Event> {
+    fn events(&self) -> Vec<Event> {
         let mut events = Vec::new();
         self.for_each_block(|record, block| match record.op {
             TracedOp::Read if record.is_partial => events.push(Event::Missed),
@@ -62,7 +62,7 @@ impl Recorded {
     }
 
     /// Returns what a cache would see below a guest of `pages` pages in LRU order that reads and writes what the trace has.
-    pub fn events_below(&self, pages: usize) -> Vec<Event> {
+    fn events_below(&self, pages: usize) -> Vec<Event> {
         let (mut memory, mut events) = (PageCache::default(), Vec::new());
         self.for_each_block(|record, block| {
             match record.op {
@@ -103,24 +103,24 @@ impl Recorded {
 
 /// How far curves with some keys are from the exact one.
 #[derive(Debug)]
-pub struct Errors {
+struct Errors {
     /// Number of different blocks that were evicted.
-    pub evicted: usize,
+    evicted: usize,
     /// Share of the blocks that is sampled at the end, with the first key.
-    pub rate: f64,
+    rate: f64,
     /// Mean over the keys of the mean error over the sizes, and the worst error of all.
-    pub all: Difference,
+    all: Difference,
     /// Greatest mean error of a key.
-    pub worst_mean: f64,
+    worst_mean: f64,
     /// Worst error where each point may be elsewhere by [`MARGIN`] of its size.
-    pub worst_beside: f64,
+    worst_beside: f64,
     /// Errors of plain SHARDS with as many samples.
-    pub shards: Difference,
+    shards: Difference,
 }
 
 impl Errors {
     /// Compares curves with the keys of these seeds with the exact one.
-    pub fn of(events: &[Event], seeds: std::ops::Range<u64>) -> Self {
+    fn of(events: &[Event], seeds: std::ops::Range<u64>) -> Self {
         let exact = exact(events);
         let sizes = sizes(&exact);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a number of blocks")]
