@@ -121,7 +121,7 @@ impl Report {
     pub fn footprint(&self) -> String {
         let size = show_size(self.outcome.footprint * 4096);
         if self.outcome.is_footprint_estimated {
-            format!("about {size} of blocks that a cache could hold")
+            format!("about {size} that a cache could hold")
         } else {
             format!("{size} of different blocks")
         }
