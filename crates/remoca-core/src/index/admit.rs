@@ -68,7 +68,12 @@ impl<M: Words> CacheIndex<M> {
     /// Decides whether to cache an evicted page with this `content` in a pool of `tiers`. If the page is admitted, it is
     /// entered in the log of sends, and the caller must send it, and the demoted one before it.
     pub fn offer(&mut self, content: Fingerprint, place: Place, tiers: impl Into<Tiers>) -> Offer {
-        let tiers = tiers.into();
+        let offer = self.find_offer(content, place, tiers.into());
+        self.follow_changes();
+        offer
+    }
+
+    fn find_offer(&mut self, content: Fingerprint, place: Place, tiers: Tiers) -> Offer {
         let Some(entry) = self.entries.find_content(&self.words, content) else {
             return Offer::Unmatched;
         };
@@ -145,6 +150,10 @@ impl<M: Words> CacheIndex<M> {
         }
         let slot = self.slots.take(&mut self.words, pool, victim);
         assert!(demoted.is_none() || victim == Some(slot), "the page of {victim:?} is demoted, and {slot} is taken");
+        if !self.target_has_room(slot, content) {
+            self.slots.put_back(&mut self.words, slot);
+            return None;
+        }
         let key = self.slots.reserve(&mut self.words, slot, content, block)?;
         self.log.note_send(&mut self.words, pool, slot);
         self.slots.fill(&mut self.words, slot, key);

@@ -32,6 +32,7 @@ impl<M: Words> CacheIndex<M> {
             None => self.insert_block(block, content),
         }
         self.slots.note_in_guest(&mut self.words, content);
+        self.follow_changes();
     }
 
     /// Forgets what the disk holds for `block`. A cached copy can then no longer be reached through this block.
@@ -48,6 +49,7 @@ impl<M: Words> CacheIndex<M> {
         if let Some(slot) = self.slots.cached(&self.words, content) {
             self.slots.move_to_head(&mut self.words, slot, false);
         }
+        self.follow_changes();
     }
 
     /// Forgets all blocks of `disk` in `blocks`, in time bounded by the smaller of range and table.

@@ -9,6 +9,7 @@
 
 use super::layout::{Layout, NONE, Words, of_pool, pool_word};
 use crate::units::{POOLS_MAX, PoolIndex};
+use std::ops::Range;
 
 const ORDINAL_BITS: u32 = 28;
 const ORDINALS: u32 = (1 << ORDINAL_BITS) - 1;
@@ -94,5 +95,41 @@ impl Chunks {
     #[inline]
     pub(super) fn is_valid<M: Words>(self, words: &M, slot: u32) -> bool {
         self.place(words, slot).is_some_and(|(pool, local)| local < words[pool_word(pool, of_pool::CAPACITY)])
+    }
+}
+
+/// Chunks that no pool has.
+#[derive(Debug)]
+pub(super) struct FreeChunks {
+    /// Those that a pool has given back, the next one to be given last.
+    given_back: Vec<u32>,
+    /// Those that no pool has had, which are given after the others.
+    unused: Range<u32>,
+}
+
+impl FreeChunks {
+    /// Returns free chunks that no pool has had.
+    pub(super) fn new(unused: Range<u32>) -> Self {
+        Self { given_back: Vec::new(), unused }
+    }
+
+    /// Returns whether no chunk is free.
+    pub(super) fn are_none(&self) -> bool {
+        self.given_back.is_empty() && self.unused.is_empty()
+    }
+
+    /// Removes and returns the next chunk to be given, or returns `None` if no chunk is free.
+    pub(super) fn take(&mut self) -> Option<u32> {
+        self.given_back.pop().or_else(|| self.unused.next())
+    }
+
+    /// Inserts a chunk, which is the next to be given.
+    pub(super) fn put(&mut self, chunk: u32) {
+        self.given_back.push(chunk);
+    }
+
+    /// Appends the chunks up to `count`, which a larger region has.
+    pub(super) fn extend_to(&mut self, count: u32) {
+        self.unused.end = count;
     }
 }

@@ -212,6 +212,18 @@ impl Entries {
         self.contents.insert(words, self.content_site(self.content(words, entry)), entry, site_of)
     }
 
+    /// Returns whether the hash table of contents has room for another entry of this content.
+    pub(super) fn has_room_for<M: Words>(&self, words: &M, content: Fingerprint) -> bool {
+        let site_of = |words: &M, other| self.content_site(self.content(words, other));
+        self.contents.has_room(words, self.content_site(content), site_of)
+    }
+
+    /// Returns the positions of the lines in which an entry of this content may be.
+    #[cfg(test)]
+    pub(super) fn lines_of(&self, content: Fingerprint) -> [usize; 2] {
+        self.content_site(content).lines()
+    }
+
     /// Removes `entry` from the hash table of blocks, where it was found by `key`.
     pub(super) fn leave_key<M: Words>(&self, words: &mut M, entry: u32, key: Key) {
         self.keys.remove(words, self.key_site(key), entry);

@@ -89,6 +89,7 @@ impl<M: Words> CacheIndex<M> {
                     }
                 }
             }
+            self.follow_changes();
         }
     }
 

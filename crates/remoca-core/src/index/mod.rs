@@ -152,6 +152,7 @@ impl<M: Words> CacheIndex<M> {
             self.slots.release(&mut self.words, slot);
             self.follow_slot(slot);
         }
+        self.follow_changes();
     }
 
     /// Marks `block` as referenced, because the guest received its cached page. With `promote`, its slot becomes the
@@ -168,18 +169,22 @@ impl<M: Words> CacheIndex<M> {
                 self.slots.move_to_head(&mut self.words, slot.0, true);
             }
         }
+        self.follow_changes();
     }
 
     /// Marks the page of `slot`, which the guest has received, as one that it may give up without a word, as a clean page of a
     /// swap area. It is demoted, not discarded, when its turn comes.
     pub fn note_silent(&mut self, slot: SlotIndex) {
         self.slots.clear_hit(&mut self.words, slot.0);
+        self.follow_changes();
     }
 
     /// Pins `slot` for a request. Returns `false` if the slot already has the maximum number of pins. The caller must
     /// then read from the disk.
     pub fn pin(&mut self, slot: SlotIndex) -> bool {
-        self.slots.pin(&mut self.words, slot.0)
+        let is_pinned = self.slots.pin(&mut self.words, slot.0);
+        self.follow_changes();
+        is_pinned
     }
 
     /// Removes one pin from `slot`.
@@ -187,6 +192,7 @@ impl<M: Words> CacheIndex<M> {
         if self.slots.unpin(&mut self.words, slot.0) {
             self.follow_all_chunks();
         }
+        self.follow_changes();
     }
 
     /// Returns the number of pinned slots, including those beyond the capacity. Examines every slot.
@@ -229,6 +235,8 @@ impl<M: Words> CacheIndex<M> {
 mod block_tests;
 #[cfg(test)]
 mod disk_tests;
+#[cfg(test)]
+mod move_tests;
 #[cfg(test)]
 mod pool_tests;
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Moving an index into another region, in pieces, while the index is in use.
 //!
 //! Until the move ends, the old region is the index, and the new region follows its changes: entries below `moved` are in both,
-//! so changes to them are made in both. Slots keep their number, and nodes get another one. Queue, free slots and flags
-//! are copied at the end in one piece. After a kill before the end the old region is intact, because a move only reads it.
+//! so changes to them are made in both. Slots keep their number, and nodes get another one. Links, flags and pins of a slot are copied
+//! with it, and again after each operation that has changed them ([`CacheIndex::follow_changes`]). So the work of the last piece
+//! does not depend on the size of the index. After a kill before the end the old region is intact, because a move only reads it,
+//! except that it drops a page for which the new region has no room.
 
 use super::layout::header;
 use super::slots::Slots;
@@ -20,30 +22,42 @@ impl<M: Words> CacheIndex<M> {
         assert!(self.slots.limit() <= target.slots.limit(), "an index moves with all its slots");
         assert_eq!(self.layout.chunk_bits(), target.layout.chunk_bits(), "an index moves with its chunks");
         target.keep_to(self.rules);
-        target.slots.follow_chunks(&mut target.words, &self.slots, &self.words);
+        self.slots.begin_to_be_followed();
         self.target = Some(Box::new(Target { index: target, moved: 0 }));
     }
 
     /// Copies the next `entries` entries to the target. Returns `true` if none is left to copy. If the target has not
-    /// enough nodes for all blocks, blocks whose content is cached are preferred.
+    /// enough nodes for all blocks, blocks whose content is cached are preferred. A page for which the target has no room is
+    /// dropped.
     pub fn move_entries(&mut self, entries: u32) -> bool {
-        let Some(mut target) = self.target.take() else { return true };
+        let Some(target) = &mut self.target else { return true };
+        Slots::follow_capacities(&mut target.index.words, &self.words);
         let end = target.moved.saturating_add(entries).min(self.entries.limit());
         for entry in target.moved..end {
-            if self.nodes.has(entry) {
-                self.move_node(&mut target.index, entry);
-            } else {
-                self.move_slot(&mut target.index, entry);
-            }
+            self.move_entry(entry);
         }
-        target.moved = end;
-        self.target = Some(target);
         end == self.entries.limit()
     }
 
-    /// Gives a slot of the target the page and the block of the same slot here.
-    fn move_slot(&self, target: &mut Self, slot: u32) {
-        Slots::follow_capacities(&mut target.words, &self.words);
+    fn move_entry(&mut self, entry: u32) {
+        let Some(mut target) = self.target.take() else { return };
+        let is_slot = !self.nodes.has(entry);
+        let mut has_room = true;
+        if is_slot {
+            target.index.slots.follow_chunk(&mut target.index.words, entry, &self.slots, &self.words);
+            has_room = self.move_slot(&mut target.index, entry);
+        } else {
+            self.move_node(&mut target.index, entry);
+        }
+        target.moved = entry + 1;
+        self.target = Some(target);
+        if !has_room && self.slots.is_used(&self.words, entry) {
+            self.lose(entry);
+        }
+    }
+
+    /// Gives a slot of the target what the same slot has here. Returns `false` if the target has no room for its content.
+    fn move_slot(&self, target: &mut Self, slot: u32) -> bool {
         // Of several nodes with this content, another one may stand for it there than here.
         let content = self.entries.content(&self.words, slot);
         if self.entries.is_live(&self.words, slot)
@@ -52,7 +66,7 @@ impl<M: Words> CacheIndex<M> {
         {
             target.nodes.step_back(&mut target.words, node);
         }
-        target.slots.follow(&mut target.words, slot, &self.slots, &self.words);
+        target.slots.follow(&mut target.words, slot, &self.slots, &self.words)
     }
 
     fn move_node(&self, target: &mut Self, node: u32) {
@@ -60,26 +74,54 @@ impl<M: Words> CacheIndex<M> {
         if self.is_void(block) || target.nodes.is_full() && self.cached(content).is_none() {
             return;
         }
-        Slots::follow_capacities(&mut target.words, &self.words);
         target.insert_node(block, content);
         if !referenced && let Some(entry) = target.entries.find(&target.words, block) {
             target.nodes.clear_reference(&mut target.words, entry);
         }
     }
 
+    /// Returns whether a move is in progress.
+    #[cfg(test)]
+    pub(super) fn is_moving(&self) -> bool {
+        self.target.is_some()
+    }
+
     /// Finishes the move, switches to the new region, and returns the old words. Returns `None` if no move is in
-    /// progress.
+    /// progress. After [`Self::move_entries`] has returned `true`, the work does not depend on the size of the index.
     pub fn finish_move(&mut self) -> Option<M> {
         while !self.move_entries(u32::MAX) {}
         let Target { mut index, .. } = *self.target.take()?;
-        let pools_and_disks = header::POOLS..self.layout.chunks_at();
-        index.words[pools_and_disks.clone()].copy_from_slice(&self.words[pools_and_disks]);
-        index.words[header::LOGGED] = self.words[header::LOGGED];
-        index.slots.follow_chunks(&mut index.words, &self.slots, &self.words);
-        index.words[header::BIMODAL] = self.words[header::BIMODAL];
-        index.slots.finish_from(&mut index.words, &self.slots, &self.words);
+        let pools_and_log = header::POOLS..self.layout.chunks_at();
+        index.words[pools_and_log.clone()].copy_from_slice(&self.words[pools_and_log]);
+        for at in [header::LOGGED, header::BIMODAL] {
+            index.words[at] = self.words[at];
+        }
+        index.slots.finish_from(&mut self.slots);
         index.look_for_voids();
         Some(std::mem::replace(self, index).words)
+    }
+
+    /// Makes the target follow links and flags of all slots that have changed. Each operation ends with it.
+    #[inline]
+    pub(super) fn follow_changes(&mut self) {
+        if self.slots.have_changed() {
+            self.follow_marks();
+        }
+    }
+
+    #[cold]
+    fn follow_marks(&mut self) {
+        while let Some(slot) = self.slots.take_changed() {
+            if let Some(target) = self.target.as_mut().filter(|target| slot < target.moved) {
+                target.index.slots.follow_marks(&mut target.index.words, slot, &self.slots, &self.words);
+            }
+        }
+    }
+
+    /// Returns whether the target of the move in progress will have room for a page of this content in a slot.
+    pub(super) fn target_has_room(&self, slot: u32, content: Fingerprint) -> bool {
+        let target = self.target.as_ref().filter(|target| slot < target.moved);
+        target.is_none_or(|target| target.index.entries.has_room_for(&target.index.words, content))
     }
 
     /// Returns the target of the move in progress, if the entry has been moved.
@@ -113,6 +155,7 @@ impl<M: Words> CacheIndex<M> {
     pub(super) fn follow_slot(&mut self, slot: u32) {
         if let Some(mut target) = self.target.take() {
             if slot < target.moved {
+                Slots::follow_capacities(&mut target.index.words, &self.words);
                 self.move_slot(&mut target.index, slot);
             }
             self.target = Some(target);
@@ -138,15 +181,17 @@ impl<M: Words> CacheIndex<M> {
     /// Asserts that the target of the move in progress agrees with what has been moved.
     #[cfg(test)]
     pub(super) fn check_target(&mut self) {
-        let end = self.target.as_ref().map_or(0, |target| target.moved.min(self.slots.limit()));
-        for slot in 0..end {
+        let Some(target) = &self.target else { return };
+        let (moved, target) = (target.moved.min(self.slots.limit()), &target.index);
+        assert!(!self.slots.have_changed(), "an operation ends without the target");
+        for slot in 0..moved {
             let known = self.entries.block(&self.words, slot);
             let content = self.entries.content(&self.words, slot);
             let page = self.entries.find_page(&self.words, content).filter(|found| *found == slot);
-            let target = self.target_of(slot).unwrap();
             assert_eq!(target.entries.block(&target.words, slot), known, "slot {slot}");
             assert!(page.is_none() || target.entries.find_page(&target.words, content) == page, "slot {slot}");
             assert!(known.is_none_or(|block| target.entries.find(&target.words, block) == Some(slot)), "slot {slot}");
+            self.slots.check_marks(&self.words, slot, &target.slots, &target.words);
         }
     }
 }

@@ -26,7 +26,10 @@ enum Step {
     DropSlotsOf(u8),
     /// The newest pages did not arrive at the server.
     LoseSends(u8, u64),
+    /// A move begins, goes on by some entries, or ends.
     Move,
+    Piece(u32),
+    EndMove,
     /// The process ends, in good order or not, and another one continues.
     Restart(bool),
 }
@@ -47,6 +50,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             1 => pool.clone().prop_map(Step::DropSlotsOf),
             1 => (pool, 0..4_u64).prop_map(|(pool, sends)| Step::LoseSends(pool, sends)),
             1 => Just(Step::Move),
+            4 => (1..40_u32).prop_map(Step::Piece),
+            1 => Just(Step::EndMove),
             1 => any::<bool>().prop_map(Step::Restart),
         ],
         1..80,
@@ -180,8 +185,9 @@ impl World {
             Step::Move => {
                 let larger = self.index.layout().resized(PageCount(SLOTS + 8), PageCount(40));
                 self.index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
-                assert!(self.index.finish_move().is_some());
             }
+            Step::Piece(entries) => drop(self.index.move_entries(entries)),
+            Step::EndMove => drop(self.index.finish_move()),
             Step::Restart(in_good_order) => self.restart(in_good_order),
         }
     }
@@ -211,6 +217,7 @@ proptest! {
         let mut world = World::new();
         for step in &steps {
             world.apply(step);
+            world.index.check_target();
             world.check();
         }
     }

@@ -1,16 +1,77 @@
 //! The queue of the used slots of a pool, from the next to be discarded (head) to the newest (tail), and the list of free slots. A
 //! slot is on at most one of the two, so both use the same two links of it.
 
-use super::layout::{LINK_WORDS, NONE, Words, settle};
+use super::layout::{LINK_WORDS, Layout, NONE, Words, settle};
 use super::table::Table;
 
-pub(super) const PREVIOUS: usize = 0;
-pub(super) const NEXT: usize = 1;
+const PREVIOUS: usize = 0;
+const NEXT: usize = 1;
+
+/// Links of all slots. While a region follows them, they remember which slots have changed.
+#[derive(Debug)]
+pub(super) struct Links {
+    table: Table<LINK_WORDS>,
+    /// Slots whose links or flags have changed since the last [`Links::take_changed`].
+    changed: Vec<u32>,
+    are_followed: bool,
+}
+
+impl Links {
+    pub(super) fn new(layout: &Layout) -> Self {
+        Self { table: Table::new(layout.links_at()), changed: Vec::new(), are_followed: false }
+    }
+
+    fn get<M: Words>(&self, words: &M, slot: u32, field: usize) -> u32 {
+        self.table.get(words, slot, field)
+    }
+
+    fn set<M: Words>(&mut self, words: &mut M, slot: u32, field: usize, value: u32) {
+        self.table.set(words, slot, field, value);
+        self.note(slot);
+    }
+
+    /// Notes that links or flags of a slot have changed.
+    #[inline]
+    pub(super) fn note(&mut self, slot: u32) {
+        if self.are_followed {
+            self.changed.push(slot);
+        }
+    }
+
+    /// Starts to remember changes.
+    pub(super) fn begin_to_follow(&mut self) {
+        self.changed.clear();
+        self.are_followed = true;
+    }
+
+    /// Returns whether any slot has changed since the last [`Self::take_changed`].
+    #[inline]
+    pub(super) fn have_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Removes and returns a slot that has changed, or returns `None` if none is left.
+    pub(super) fn take_changed(&mut self) -> Option<u32> {
+        self.changed.pop()
+    }
+
+    /// Gives a slot the links that it has in another region.
+    pub(super) fn copy<M: Words>(&self, words: &mut M, slot: u32, from: &Self, from_words: &M) {
+        for field in [PREVIOUS, NEXT] {
+            self.table.set(words, slot, field, from.get(from_words, slot, field));
+        }
+    }
+
+    /// Returns both links of a slot.
+    #[cfg(test)]
+    pub(super) fn both<M: Words>(&self, words: &M, slot: u32) -> [u32; 2] {
+        [PREVIOUS, NEXT].map(|field| self.get(words, slot, field))
+    }
+}
 
 /// Queue of the used slots of a pool. Its head is in the header; followed from there, the queue is consistent after every store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Queue {
-    links: Table<LINK_WORDS>,
     /// Position of the word with the first slot.
     head_at: usize,
     tail: u32,
@@ -18,8 +79,8 @@ pub(super) struct Queue {
 
 impl Queue {
     /// Returns the empty queue.
-    pub(super) fn new(links: Table<LINK_WORDS>, head_at: usize) -> Self {
-        Self { links, head_at, tail: NONE }
+    pub(super) fn new(head_at: usize) -> Self {
+        Self { head_at, tail: NONE }
     }
 
     /// Returns the next slot to be discarded, or [`NONE`].
@@ -38,21 +99,21 @@ impl Queue {
     }
 
     /// Returns the slot after `slot`, or [`NONE`].
-    pub(super) fn after<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.links.get(words, slot, NEXT)
+    pub(super) fn after<M: Words>(&self, links: &Links, words: &M, slot: u32) -> u32 {
+        links.get(words, slot, NEXT)
     }
 
     /// Returns the slot before `slot`, or [`NONE`].
-    pub(super) fn before<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.links.get(words, slot, PREVIOUS)
+    pub(super) fn before<M: Words>(&self, links: &Links, words: &M, slot: u32) -> u32 {
+        links.get(words, slot, PREVIOUS)
     }
 
     /// Sets the slot after `slot`, or the first slot if `slot` is [`NONE`].
-    fn set_next<M: Words>(&self, words: &mut M, slot: u32, next: u32) {
+    fn set_next<M: Words>(&self, links: &mut Links, words: &mut M, slot: u32, next: u32) {
         if slot == NONE {
             words[self.head_at] = next;
         } else {
-            self.links.set(words, slot, NEXT, next);
+            links.set(words, slot, NEXT, next);
         }
     }
 
@@ -63,74 +124,73 @@ impl Queue {
     }
 
     /// Removes a slot.
-    pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
-        let (previous, next) = (self.before(words, slot), self.after(words, slot));
-        self.set_next(words, previous, next);
+    pub(super) fn remove<M: Words>(&mut self, links: &mut Links, words: &mut M, slot: u32) {
+        let (previous, next) = (self.before(links, words, slot), self.after(links, words, slot));
+        self.set_next(links, words, previous, next);
         if next == NONE {
             self.tail = previous
         } else {
-            self.links.set(words, next, PREVIOUS, previous)
+            links.set(words, next, PREVIOUS, previous)
         }
         settle();
     }
 
     /// Inserts a slot as the next to be discarded.
-    pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
+    pub(super) fn add_first<M: Words>(&mut self, links: &mut Links, words: &mut M, slot: u32) {
         let first = self.first(words);
-        self.links.set(words, slot, PREVIOUS, NONE);
-        self.links.set(words, slot, NEXT, first);
+        links.set(words, slot, PREVIOUS, NONE);
+        links.set(words, slot, NEXT, first);
         if first == NONE {
             self.tail = slot
         } else {
-            self.links.set(words, first, PREVIOUS, slot)
+            links.set(words, first, PREVIOUS, slot)
         }
         settle();
         words[self.head_at] = slot;
     }
 
     /// Inserts a slot as the newest.
-    pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
-        self.links.set(words, slot, NEXT, NONE);
-        self.links.set(words, slot, PREVIOUS, self.tail);
+    pub(super) fn add_last<M: Words>(&mut self, links: &mut Links, words: &mut M, slot: u32) {
+        links.set(words, slot, NEXT, NONE);
+        links.set(words, slot, PREVIOUS, self.tail);
         settle();
-        self.set_next(words, self.tail, slot);
+        self.set_next(links, words, self.tail, slot);
         self.tail = slot;
     }
 
     /// Inserts a slot after `previous`.
-    pub(super) fn add_after<M: Words>(&mut self, words: &mut M, previous: u32, slot: u32) {
-        let next = self.after(words, previous);
-        self.links.set(words, slot, PREVIOUS, previous);
-        self.links.set(words, slot, NEXT, next);
+    pub(super) fn add_after<M: Words>(&mut self, links: &mut Links, words: &mut M, previous: u32, slot: u32) {
+        let next = self.after(links, words, previous);
+        links.set(words, slot, PREVIOUS, previous);
+        links.set(words, slot, NEXT, next);
         settle();
-        self.links.set(words, previous, NEXT, slot);
-        if next == NONE { self.tail = slot } else { self.links.set(words, next, PREVIOUS, slot) }
+        links.set(words, previous, NEXT, slot);
+        if next == NONE { self.tail = slot } else { links.set(words, next, PREVIOUS, slot) }
     }
 
     /// Links `slot` after `last` while the queue is rebuilt from its head. If `slot` is [`NONE`], ends the queue at
     /// `last`.
-    pub(super) fn relink<M: Words>(&mut self, words: &mut M, last: u32, slot: u32) {
+    pub(super) fn relink<M: Words>(&mut self, links: &mut Links, words: &mut M, last: u32, slot: u32) {
         if slot == NONE {
             self.tail = last;
         } else {
-            self.links.set(words, slot, PREVIOUS, last);
+            links.set(words, slot, PREVIOUS, last);
         }
-        self.set_next(words, last, slot);
+        self.set_next(links, words, last, slot);
     }
 }
 
 /// Doubly linked list of free slots, from which any slot can be removed. `PREVIOUS` of the first slot is the last slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FreeSlots {
-    links: Table<LINK_WORDS>,
     first: u32,
     count: u32,
 }
 
 impl FreeSlots {
     /// Returns the empty list.
-    pub(super) fn new(links: Table<LINK_WORDS>) -> Self {
-        Self { links, first: NONE, count: 0 }
+    pub(super) fn new() -> Self {
+        Self { first: NONE, count: 0 }
     }
 
     /// Returns the next slot to be taken, or [`NONE`].
@@ -154,44 +214,44 @@ impl FreeSlots {
     }
 
     /// Inserts `slot` as the next to be taken.
-    pub(super) fn add_first<M: Words>(&mut self, words: &mut M, slot: u32) {
+    pub(super) fn add_first<M: Words>(&mut self, links: &mut Links, words: &mut M, slot: u32) {
         let first = self.first;
-        self.add_last(words, slot);
+        self.add_last(links, words, slot);
         if first != NONE {
-            let tail = self.links.get(words, slot, PREVIOUS);
-            self.links.set(words, tail, NEXT, NONE);
-            self.links.set(words, slot, NEXT, first);
+            let tail = links.get(words, slot, PREVIOUS);
+            links.set(words, tail, NEXT, NONE);
+            links.set(words, slot, NEXT, first);
         }
         self.first = slot;
     }
 
     /// Inserts `slot` as the last to be taken.
-    pub(super) fn add_last<M: Words>(&mut self, words: &mut M, slot: u32) {
+    pub(super) fn add_last<M: Words>(&mut self, links: &mut Links, words: &mut M, slot: u32) {
         let first = self.first;
-        let last = if first == NONE { slot } else { self.links.get(words, first, PREVIOUS) };
-        self.links.set(words, slot, PREVIOUS, last);
-        self.links.set(words, slot, NEXT, NONE);
+        let last = if first == NONE { slot } else { links.get(words, first, PREVIOUS) };
+        links.set(words, slot, PREVIOUS, last);
+        links.set(words, slot, NEXT, NONE);
         if first == NONE {
             self.first = slot;
         } else {
-            self.links.set(words, last, NEXT, slot);
-            self.links.set(words, first, PREVIOUS, slot);
+            links.set(words, last, NEXT, slot);
+            links.set(words, first, PREVIOUS, slot);
         }
         self.count += 1;
     }
 
     /// Removes `slot` from the list.
-    pub(super) fn remove<M: Words>(&mut self, words: &mut M, slot: u32) {
-        let (previous, next) = (self.links.get(words, slot, PREVIOUS), self.links.get(words, slot, NEXT));
+    pub(super) fn remove<M: Words>(&mut self, links: &mut Links, words: &mut M, slot: u32) {
+        let (previous, next) = (links.get(words, slot, PREVIOUS), links.get(words, slot, NEXT));
         if slot == self.first {
             self.first = next;
         } else {
-            self.links.set(words, previous, NEXT, next);
+            links.set(words, previous, NEXT, next);
         }
         match (next, self.first) {
             (NONE, NONE) => {}
-            (NONE, first) => self.links.set(words, first, PREVIOUS, previous),
-            (next, _) => self.links.set(words, next, PREVIOUS, previous),
+            (NONE, first) => links.set(words, first, PREVIOUS, previous),
+            (next, _) => links.set(words, next, PREVIOUS, previous),
         }
         self.count -= 1;
     }

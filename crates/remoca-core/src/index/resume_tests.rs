@@ -1,7 +1,7 @@
 //! The index of a process that was killed between any two stores, and forged words.
 
 use super::layout::{HEADER_WORDS, header, of_pool, pool_word};
-use super::tests::{Model, POOL, Step, Told, ZERO, block, content, empty, steps, with_disks};
+use super::tests::{Model, POOL, Step, Told, ZERO, block, content, empty, pieces, steps, with_disks};
 use super::*;
 use crate::units::PoolSet;
 use crate::units::{BlockNumber, DiskIndex};
@@ -110,6 +110,22 @@ fn touched(step: &Step, before: &Model, queues: [&[(SlotIndex, Fingerprint)]; 2]
     touched
 }
 
+/// Goes on with a move by some entries, or ends it or begins one. The stores that are left to the process go on with the new region.
+/// It is found only after the end, so that a kill during the move leaves the old one.
+fn move_on(index: &mut CacheIndex<Mortal>, (entries, ends, larger): (u32, bool, bool)) {
+    if !index.is_moving() {
+        let to = index
+            .layout()
+            .resized(PageCount(8 + 4 * u32::from(larger)).max(index.layout().slot_limit()), PageCount(24));
+        index.begin_move(CacheIndex::new(Mortal::new(vec![0; to.words()], u32::MAX), to, 7, ZERO));
+    }
+    index.move_entries(entries * 8);
+    if ends && let Some(former) = index.finish_move() {
+        index.words.stores_left = former.stores_left;
+        index.words.left_behind = former.left_behind;
+    }
+}
+
 fn queue<M: DerefMut<Target = [u32]>>(index: &CacheIndex<M>) -> Vec<(SlotIndex, Fingerprint)> {
     index.queue(POOL).collect()
 }
@@ -117,9 +133,10 @@ fn queue<M: DerefMut<Target = [u32]>>(index: &CacheIndex<M>) -> Vec<(SlotIndex, 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
 
+    /// Also while it moves into another region, and after that.
     #[test]
     fn an_index_whose_process_was_killed_between_two_stores_is_right(
-        steps in steps(), stores in 0..2000_u32, stores_of_successor in 0..400_u32, got in 0..1000_usize
+        steps in steps(), pieces in pieces(), stores in 0..2000_u32, stores_of_successor in 0..400_u32, got in 0..1000_usize
     ) {
         let mut index = index(Mortal::new(vec![0; layout().words()], u32::MAX));
         index.words.stores_left = stores;
@@ -131,6 +148,7 @@ proptest! {
                 index.close();
                 index.reopen();
             }
+            move_on(&mut index, pieces[done]);
             model.apply(&mut index, step)?;
             let Some(left_behind) = index.words.left_behind.take() else { continue };
 

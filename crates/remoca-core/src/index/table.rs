@@ -67,6 +67,13 @@ pub(super) struct Site {
     tag: u32,
 }
 
+#[cfg(test)]
+impl Site {
+    pub(super) fn lines(self) -> [usize; 2] {
+        self.lines
+    }
+}
+
 /// Hash table of the numbers of the entries of a table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lines {
@@ -152,21 +159,28 @@ impl Lines {
         true
     }
 
+    /// Returns whether [`Self::insert`] has room for an entry.
+    pub(super) fn has_room<M: Words>(&self, words: &M, site: Site, site_of: impl Fn(&M, u32) -> Site) -> bool {
+        site.lines.iter().any(|line| free_word(words, *line).is_some()) || self.find_way(words, site, site_of).is_some()
+    }
+
     /// Moves an entry from one of two full lines to its other line. Returns the position of its former word, or `None` if the
     /// other lines of all entries are full.
     fn make_room<M: Words>(&self, words: &mut M, site: Site, site_of: impl Fn(&M, u32) -> Site) -> Option<usize> {
-        for line in site.lines {
-            for at in line..line + LINE_WORDS {
-                let word = words[at];
-                let others = site_of(words, self.entry(word)).lines;
-                let other = if others[0] == line { others[1] } else { others[0] };
-                if let Some(to) = free_word(words, other) {
-                    words[to] = word;
-                    return Some(at);
-                }
-            }
-        }
-        None
+        let (at, to) = self.find_way(words, site, site_of)?;
+        words[to] = words[at];
+        Some(at)
+    }
+
+    /// Returns the position of a word in one of two full lines, and a free word in the other line of its entry. Returns `None`
+    /// if the other lines of all entries are full.
+    fn find_way<M: Words>(&self, words: &M, site: Site, site_of: impl Fn(&M, u32) -> Site) -> Option<(usize, usize)> {
+        let words_of = site.lines.into_iter().flat_map(|line| (line..line + LINE_WORDS).map(move |at| (line, at)));
+        words_of.into_iter().find_map(|(line, at)| {
+            let others = site_of(words, self.entry(words[at])).lines;
+            let other = if others[0] == line { others[1] } else { others[0] };
+            Some((at, free_word(words, other)?))
+        })
     }
 
     /// Removes an entry.

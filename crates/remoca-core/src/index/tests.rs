@@ -417,7 +417,7 @@ impl Model {
 }
 
 /// The next pieces of a move: how many entries, whether it ends, and whether all is forgotten.
-fn pieces() -> impl Strategy<Value = Vec<(u32, bool, bool)>> {
+pub(super) fn pieces() -> impl Strategy<Value = Vec<(u32, bool, bool)>> {
     proptest::collection::vec((0..6_u32, prop::bool::weighted(0.1), prop::bool::weighted(0.05)), 200)
 }
 

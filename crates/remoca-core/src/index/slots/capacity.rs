@@ -78,7 +78,7 @@ impl Slots {
     fn free_chunk<M: Words>(&mut self, words: &mut M, chunk: u32) {
         settle();
         self.chunks.take(words, chunk);
-        self.free_chunks.push(chunk);
+        self.free_chunks.put(chunk);
     }
 
     /// Sets the capacity of a pool that [`Self::step`] works towards.
@@ -111,7 +111,7 @@ impl Slots {
     /// Returns whether a pool has, or could get, the chunk of the slot after its last one.
     fn has_room(&self, pool: PoolIndex) -> bool {
         let it = self.pool(pool);
-        self.chunks.of(it.capacity) < u32::try_from(it.chunks.len()).unwrap_or(0) || !self.free_chunks.is_empty()
+        self.chunks.of(it.capacity) < u32::try_from(it.chunks.len()).unwrap_or(0) || !self.free_chunks.are_none()
     }
 
     /// Works towards the wanted capacity of a pool by examining one slot. Returns the work that is left to the caller.
@@ -136,7 +136,7 @@ impl Slots {
         let it = &mut self.pools[usize::from(pool.0)];
         let ordinal = self.chunks.of(it.capacity);
         if ordinal as usize == it.chunks.len()
-            && let Some(chunk) = self.free_chunks.pop()
+            && let Some(chunk) = self.free_chunks.take()
         {
             self.chunks.give(words, chunk, pool, ordinal);
             it.chunks.push(chunk);
@@ -146,7 +146,7 @@ impl Slots {
 
     fn shrink_some<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> Step {
         let (chunks, entries) = (self.chunks, self.entries);
-        let it = self.pool_mut(pool);
+        let (it, links) = self.pool_and_links(pool);
         if it.used > it.sizing.wanted() {
             return Step::Discard(it.queue.first(words));
         }
@@ -163,7 +163,7 @@ impl Slots {
                 return Step::Taken;
             };
             let to = it.slot(chunks, to);
-            it.free.remove(words, to);
+            it.free.remove(links, words, to);
             return Step::Move { from: last, to };
         }
         Step::CutOff(last)
@@ -173,12 +173,12 @@ impl Slots {
     /// off `from`.
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, pool: PoolIndex, from: u32, to: u32) {
         let hit = self.high(words, from) & HIT;
-        let previous = self.pool(pool).queue.before(words, from);
+        let previous = self.pool(pool).queue.before(&self.links, words, from);
         self.hand_over(words, from, to, hit);
-        let queue = &mut self.pool_mut(pool).queue;
+        let (it, links) = self.pool_and_links(pool);
         match previous {
-            NONE => queue.add_first(words, to),
-            previous => queue.add_after(words, previous, to),
+            NONE => it.queue.add_first(links, words, to),
+            previous => it.queue.add_after(links, words, previous, to),
         }
         self.cut_off(words, pool, from);
     }
@@ -187,7 +187,8 @@ impl Slots {
     /// page. `from` is free then.
     pub(in crate::index) fn demote<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
         if let Some(pool) = self.hand_over(words, from, to, 0) {
-            self.pool_mut(pool).queue.add_last(words, to);
+            let (it, links) = self.pool_and_links(pool);
+            it.queue.add_last(links, words, to);
         }
     }
 
@@ -208,9 +209,9 @@ impl Slots {
     /// unless a slot in it is pinned.
     pub(in crate::index) fn cut_off<M: Words>(&mut self, words: &mut M, pool: PoolIndex, last: u32) {
         let is_free = self.high(words, last) == 0;
-        let it = self.pool_mut(pool);
+        let (it, links) = self.pool_and_links(pool);
         if is_free {
-            it.free.remove(words, last);
+            it.free.remove(links, words, last);
         } else {
             it.draining -= 1;
         }
@@ -226,12 +227,12 @@ impl Slots {
     /// Adds the slot after the last one of a pool, which is empty.
     pub(in crate::index) fn add<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32) {
         let is_pinned = self.high(words, slot) & PINS != 0;
-        let it = self.pool_mut(pool);
+        let (it, links) = self.pool_and_links(pool);
         it.store_capacity(words, it.capacity + 1);
         if is_pinned {
             it.draining += 1;
         } else {
-            it.free.add_last(words, slot);
+            it.free.add_last(links, words, slot);
         }
     }
 }

@@ -13,10 +13,10 @@ mod restore;
 pub(in crate::index) use capacity::Step;
 pub use pool_slots::SlotCounts;
 
-use super::chunks::Chunks;
+use super::chunks::{Chunks, FreeChunks};
 use super::entries::{Entries, KNOWN, Key, PAGE};
-use super::layout::{LINK_WORDS, Layout, NONE, Words, settle};
-use super::table::Table;
+use super::layout::{Layout, NONE, Words, settle};
+use super::queue::Links;
 use crate::fingerprint::Fingerprint;
 use crate::rules::{Rule, Rules};
 use crate::units::{BlockId, PageCount, PoolIndex, SlotIndex};
@@ -44,11 +44,10 @@ pub enum Place {
 #[derive(Debug)]
 pub(in crate::index) struct Slots {
     entries: Entries,
-    links: Table<LINK_WORDS>,
+    links: Links,
     chunks: Chunks,
     pools: Vec<PoolSlots>,
-    /// Chunks that no pool has, the next one to be given last.
-    free_chunks: Vec<u32>,
+    free_chunks: FreeChunks,
     /// Number of slots whose block is known, including those beyond the capacity.
     known: u32,
     /// Sum of the pins of all slots.
@@ -60,13 +59,12 @@ pub(in crate::index) struct Slots {
 impl Slots {
     /// Returns the slots of a layout. None is usable.
     pub(in crate::index) fn new(layout: &Layout, entries: Entries, zero: Fingerprint) -> Self {
-        let links = Table::new(layout.links_at());
         Self {
             entries,
-            links,
+            links: Links::new(layout),
             chunks: Chunks::new(layout),
-            pools: PoolIndex::all().map(|pool| PoolSlots::new(pool, links)).collect(),
-            free_chunks: (0..layout.chunks()).rev().collect(),
+            pools: PoolIndex::all().map(PoolSlots::new).collect(),
+            free_chunks: FreeChunks::new(0..layout.chunks()),
             known: 0,
             pins: 0,
             zero,
@@ -150,9 +148,9 @@ impl Slots {
     /// Makes a used slot the next to be discarded. `hit` says whether the guest has the page.
     pub(in crate::index) fn move_to_head<M: Words>(&mut self, words: &mut M, slot: u32, hit: bool) {
         let Some(pool) = self.pool_of(words, slot) else { return };
-        let queue = &mut self.pool_mut(pool).queue;
-        queue.remove(words, slot);
-        queue.add_first(words, slot);
+        let (it, links) = self.pool_and_links(pool);
+        it.queue.remove(links, words, slot);
+        it.queue.add_first(links, words, slot);
         if hit {
             let high = self.high(words, slot);
             self.set_high(words, slot, high | HIT);
@@ -162,9 +160,9 @@ impl Slots {
     /// Makes a used slot the newest. The guest does not have its page.
     pub(in crate::index) fn move_to_tail<M: Words>(&mut self, words: &mut M, slot: u32) {
         let Some(pool) = self.pool_of(words, slot) else { return };
-        let queue = &mut self.pool_mut(pool).queue;
-        queue.remove(words, slot);
-        queue.add_last(words, slot);
+        let (it, links) = self.pool_and_links(pool);
+        it.queue.remove(links, words, slot);
+        it.queue.add_last(links, words, slot);
         let high = self.high(words, slot);
         self.set_high(words, slot, high & !HIT);
     }
@@ -173,6 +171,7 @@ impl Slots {
     pub(in crate::index) fn clear_hit<M: Words>(&mut self, words: &mut M, slot: u32) {
         let high = self.high(words, slot);
         self.set_high(words, slot, high & !HIT);
+        self.links.note(slot);
     }
 
     /// Makes the slot that holds `content` the next to be discarded, because the guest holds this content again. Does
@@ -249,7 +248,7 @@ impl Slots {
     /// is pinned. That happens only in tests that omit [`Rule::PinnedSlot`], and then `victim` is taken despite its
     /// pins.
     pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, pool: PoolIndex, victim: Option<u32>) -> u32 {
-        let it = self.pool_mut(pool);
+        let (it, links) = self.pool_and_links(pool);
         let (counts, capacity) = (it.counts(), it.capacity);
         assert!(counts.free + counts.used + counts.draining == capacity, "{counts:?} of {capacity} slots");
         match victim {
@@ -259,7 +258,7 @@ impl Slots {
             }
             _ => {
                 let slot = it.free.first();
-                it.free.remove(words, slot);
+                it.free.remove(links, words, slot);
                 assert!(self.high(words, slot) == 0, "the free slot {slot} has a page or a block, or is waited for");
                 slot
             }
@@ -278,7 +277,7 @@ impl Slots {
             if !self.rules.hold(Rule::PinnedSlot) || self.high(words, slot) & PINS == 0 {
                 return Some(slot);
             }
-            slot = queue.after(words, slot);
+            slot = queue.after(&self.links, words, slot);
         }
         None
     }
@@ -306,7 +305,8 @@ impl Slots {
     /// the slot on the queue as the newest.
     pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>) {
         if let Some(pool) = self.validate(words, slot, key, 0) {
-            self.pool_mut(pool).queue.add_last(words, slot);
+            let (it, links) = self.pool_and_links(pool);
+            it.queue.add_last(links, words, slot);
         }
     }
 
@@ -348,22 +348,22 @@ impl Slots {
         if high & PAGE != 0
             && let Some(pool) = self.pool_of(words, slot)
         {
-            let pool = self.pool_mut(pool);
-            pool.queue.remove(words, slot);
-            pool.used -= 1;
+            let (it, links) = self.pool_and_links(pool);
+            it.queue.remove(links, words, slot);
+            it.used -= 1;
             self.put_back(words, slot);
         }
     }
 
     /// Makes a slot without a page free, or draining while it is pinned.
-    fn put_back<M: Words>(&mut self, words: &mut M, slot: u32) {
+    pub(in crate::index) fn put_back<M: Words>(&mut self, words: &mut M, slot: u32) {
         let is_pinned = self.high(words, slot) & PINS != 0;
         let Some(pool) = self.pool_of(words, slot) else { return };
-        let pool = self.pool_mut(pool);
+        let (it, links) = self.pool_and_links(pool);
         if is_pinned {
-            pool.draining += 1;
+            it.draining += 1;
         } else {
-            pool.free.add_first(words, slot);
+            it.free.add_first(links, words, slot);
         }
     }
 
@@ -374,6 +374,7 @@ impl Slots {
             return false;
         }
         self.set_high(words, slot, high + PIN);
+        self.links.note(slot);
         self.pins += 1;
         true
     }
@@ -384,15 +385,16 @@ impl Slots {
         let high = self.high(words, slot);
         assert!(high & PINS != 0, "a slot is unpinned more often than pinned");
         self.set_high(words, slot, high - PIN);
+        self.links.note(slot);
         self.pins -= 1;
         let Some((pool, local)) = self.place(words, slot).filter(|_| high & PINS == PIN) else { return false };
-        let it = self.pool_mut(pool);
+        let (it, links) = self.pool_and_links(pool);
         if local >= it.capacity {
             return self.give_back_chunks(words, pool);
         }
         if high & PAGE == 0 {
             it.draining -= 1;
-            it.free.add_first(words, slot);
+            it.free.add_first(links, words, slot);
         }
         false
     }
@@ -415,7 +417,7 @@ impl Slots {
                 return None;
             }
             let this = slot;
-            slot = queue.after(words, slot);
+            slot = queue.after(&self.links, words, slot);
             Some((SlotIndex(this), self.entries.content(words, this)))
         })
         .filter(|(slot, _)| self.entries.has_page(words, slot.0))

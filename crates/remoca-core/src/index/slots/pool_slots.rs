@@ -1,10 +1,9 @@
 //! The slots of one pool: how many are usable, which are free, and their queue.
 
 use crate::index::chunks::Chunks;
-use crate::index::layout::{LINK_WORDS, Words, of_pool, pool_word, settle};
+use crate::index::layout::{Words, of_pool, pool_word, settle};
 use crate::index::queue::{FreeSlots, Queue};
 use crate::index::sizing::Sizing;
-use crate::index::table::Table;
 use crate::units::PoolIndex;
 
 /// Numbers of slots by state, whose sum is the capacity.
@@ -32,12 +31,12 @@ pub(super) struct PoolSlots {
 }
 
 impl PoolSlots {
-    pub(super) fn new(pool: PoolIndex, links: Table<LINK_WORDS>) -> Self {
+    pub(super) fn new(pool: PoolIndex) -> Self {
         Self {
             pool,
             capacity: 0,
-            queue: Queue::new(links, pool_word(pool, of_pool::QUEUE)),
-            free: FreeSlots::new(links),
+            queue: Queue::new(pool_word(pool, of_pool::QUEUE)),
+            free: FreeSlots::new(),
             used: 0,
             draining: 0,
             sizing: Sizing::new(),

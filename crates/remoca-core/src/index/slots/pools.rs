@@ -3,6 +3,7 @@
 use super::Slots;
 use super::pool_slots::{PoolSlots, SlotCounts};
 use crate::index::layout::Words;
+use crate::index::queue::Links;
 use crate::units::{PoolIndex, PoolSet};
 
 impl Slots {
@@ -12,6 +13,10 @@ impl Slots {
 
     pub(super) fn pool_mut(&mut self, pool: PoolIndex) -> &mut PoolSlots {
         &mut self.pools[usize::from(pool.0)]
+    }
+
+    pub(super) fn pool_and_links(&mut self, pool: PoolIndex) -> (&mut PoolSlots, &mut Links) {
+        (&mut self.pools[usize::from(pool.0)], &mut self.links)
     }
 
     /// Returns the pool of a slot, and the number of the slot at its server. Returns `None` if no pool has the slot.

@@ -1,6 +1,7 @@
 //! Restoring slots from another process or another region.
 
 use super::{HIT, PAGE, PIN, PINS, Slots};
+use crate::index::chunks::FreeChunks;
 use crate::index::entries::{KNOWN, Key};
 use crate::index::layout::{NONE, Words, header, of_pool, pool_word};
 use crate::index::table::BATCH;
@@ -56,9 +57,10 @@ impl Slots {
             it.store_capacity(words, capacity);
             it.sizing.aim(capacity);
         }
-        self.free_chunks = (0..self.chunks.count()).rev().filter(|chunk| !is_taken[*chunk as usize]).collect();
-        for chunk in &self.free_chunks {
-            self.chunks.take(words, *chunk);
+        self.free_chunks = FreeChunks::new(self.chunks.count()..self.chunks.count());
+        for chunk in (0..self.chunks.count()).rev().filter(|chunk| !is_taken[*chunk as usize]) {
+            self.chunks.take(words, chunk);
+            self.free_chunks.put(chunk);
         }
     }
 
@@ -127,18 +129,18 @@ impl Slots {
                 break;
             }
             self.set_high(words, slot, high | SEEN);
-            let next = queue.after(words, slot);
+            let next = queue.after(&self.links, words, slot);
             if high & PAGE != 0 {
                 if self.pool_of(words, slot) != Some(pool) {
                     self.set_high(words, slot, high);
                     break;
                 }
-                queue.relink(words, last, slot);
+                queue.relink(&mut self.links, words, last, slot);
                 last = slot;
             }
             slot = next;
         }
-        queue.relink(words, last, NONE);
+        queue.relink(&mut self.links, words, last, NONE);
         self.pool_mut(pool).queue = queue;
     }
 
@@ -149,7 +151,8 @@ impl Slots {
             if high & (PAGE | SEEN) == PAGE
                 && let Some(pool) = self.pool_of(words, slot)
             {
-                self.pool_mut(pool).queue.add_first(words, slot);
+                let (it, links) = self.pool_and_links(pool);
+                it.queue.add_first(links, words, slot);
             }
             self.set_high(words, slot, high & !SEEN);
         }
@@ -162,7 +165,7 @@ impl Slots {
             it.draining = 0;
             for slot in (0..it.capacity).map(|local| it.slot(chunks, local)).collect::<Vec<_>>() {
                 if entries.high(words, slot) == 0 {
-                    it.free.add_last(words, slot);
+                    it.free.add_last(&mut self.links, words, slot);
                 }
             }
         }
@@ -178,6 +181,22 @@ impl Slots {
     }
 
     // A move to a larger region, where each slot keeps its number.
+
+    /// Starts to remember which slots [`Self::follow_marks`] must copy.
+    pub(in crate::index) fn begin_to_be_followed(&mut self) {
+        self.links.begin_to_follow();
+    }
+
+    /// Returns whether links or flags have changed that nobody has followed yet.
+    #[inline]
+    pub(in crate::index) fn have_changed(&self) -> bool {
+        self.links.have_changed()
+    }
+
+    /// Removes and returns a slot whose links or flags have changed, or returns `None` if none is left.
+    pub(in crate::index) fn take_changed(&mut self) -> Option<u32> {
+        self.links.take_changed()
+    }
 
     /// Makes the chunk of a slot belong to the pool that has it in the region of `old`.
     pub(in crate::index) fn follow_chunk<M: Words>(&self, words: &mut M, slot: u32, old: &Self, old_words: &M) {
@@ -197,52 +216,48 @@ impl Slots {
         }
     }
 
-    /// Gives a slot the page and the block that the slot of this number has in the region of `old`, as far as the hash tables
-    /// have room.
-    pub(in crate::index) fn follow<M: Words>(&mut self, words: &mut M, slot: u32, old: &Self, old_words: &M) {
+    /// Gives a slot what the slot of this number has in the region of `old`, as far as the hash tables have room. Returns
+    /// `false` if there was none for its content: then it has neither page nor block.
+    pub(in crate::index) fn follow<M: Words>(&mut self, words: &mut M, slot: u32, old: &Self, old_words: &M) -> bool {
         self.release(words, slot);
         let high = old.high(old_words, slot) & !PINS;
         self.entries.set_content(words, slot, old.entries.content(old_words, slot));
-        if high & (PAGE | KNOWN) == 0 || !self.entries.enter_content(words, slot) {
-            return;
+        let is_live = high & (PAGE | KNOWN) != 0;
+        let has_room = !is_live || self.entries.enter_content(words, slot);
+        if is_live && has_room {
+            let key = old.entries.key(old_words, slot);
+            self.entries.set_low(words, slot, key.low);
+            let is_known = high & KNOWN != 0 && self.entries.enter_key(words, slot, key);
+            self.set_high(words, slot, if is_known { high } else { high & (PAGE | HIT) });
+            self.known += u32::from(is_known);
         }
-        let key = old.entries.key(old_words, slot);
-        self.entries.set_low(words, slot, key.low);
-        let is_known = high & KNOWN != 0 && self.entries.enter_key(words, slot, key);
-        self.set_high(words, slot, if is_known { high } else { high & (PAGE | HIT) });
-        self.known += u32::from(is_known);
+        self.follow_marks(words, slot, old, old_words);
+        has_room
     }
 
-    /// Takes over the rest of the slots of `old`, all of which this table has [followed](Self::follow): queue, free list, flags and
-    /// pins. A page without room in the hash tables is dropped.
-    pub(in crate::index) fn finish_from<M: Words>(&mut self, words: &mut M, old: &Self, old_words: &M) {
-        let links = |this: &Self, limit| this.links.at(0)..this.links.at(limit);
-        words[links(self, old.limit())].copy_from_slice(&old_words[links(old, old.limit())]);
-        self.free_chunks = (old.chunks.count()..self.chunks.count()).rev().collect();
-        self.free_chunks.extend(&old.free_chunks);
+    /// Gives a slot the links, the flag and the pins that the slot of this number has in the region of `old`.
+    pub(in crate::index) fn follow_marks<M: Words>(&self, words: &mut M, slot: u32, old: &Self, old_words: &M) {
+        self.links.copy(words, slot, &old.links, old_words);
+        let (high, marks) = (self.high(words, slot), old.high(old_words, slot) & (HIT | PINS));
+        let marks = if high & (PAGE | KNOWN) == 0 { marks & PINS } else { marks };
+        self.set_high(words, slot, high & !(HIT | PINS) | marks);
+    }
+
+    /// Asserts that a region that follows this one has place, links, flag and pins of a slot.
+    #[cfg(test)]
+    pub(in crate::index) fn check_marks<M: Words>(&self, words: &M, slot: u32, other: &Self, other_words: &M) {
+        let high = self.high(words, slot);
+        let marks = if high & (PAGE | KNOWN) == 0 { PINS } else { HIT | PINS };
+        assert_eq!(other.high(other_words, slot) & marks, high & marks, "flags of slot {slot}");
+        assert_eq!(other.links.both(other_words, slot), self.links.both(words, slot), "links of slot {slot}");
+        assert_eq!(other.place(other_words, slot), self.place(words, slot), "place of slot {slot}");
+    }
+
+    /// Takes over what `old` keeps outside its region, after all its slots were [followed](Self::follow).
+    pub(in crate::index) fn finish_from(&mut self, old: &mut Self) {
+        self.pools = std::mem::take(&mut old.pools);
+        self.free_chunks = std::mem::replace(&mut old.free_chunks, FreeChunks::new(0..0));
+        self.free_chunks.extend_to(self.chunks.count());
         self.pins = old.pins;
-        for (it, was) in self.pools.iter_mut().zip(&old.pools) {
-            let head = pool_word(it.pool, of_pool::QUEUE);
-            words[head] = old_words[head];
-            it.queue.set_last(was.queue.last());
-            it.free.restore(was.free.first(), was.free.count());
-            (it.used, it.draining, it.sizing) = (was.used, was.draining, was.sizing);
-            it.chunks.clone_from(&was.chunks);
-            it.store_capacity(words, was.capacity);
-        }
-        for slot in 0..old.limit() {
-            let (high, had) = (self.high(words, slot), old.high(old_words, slot));
-            let flags = if high & (PAGE | KNOWN) == 0 { PINS } else { HIT | PINS };
-            self.set_high(words, slot, high & !HIT | had & flags);
-            if old.is_used(old_words, slot)
-                && high & PAGE == 0
-                && let Some(pool) = self.pool_of(words, slot)
-            {
-                let it = self.pool_mut(pool);
-                it.queue.remove(words, slot);
-                it.used -= 1;
-                self.put_back(words, slot);
-            }
-        }
     }
 }
