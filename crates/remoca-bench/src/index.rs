@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 const POOL: PoolIndex = PoolIndex(0);
 const BATCH: usize = 32;
 /// Number of entries that a move copies in one turn of the I/O thread.
-const ENTRIES_PER_TURN: u32 = 4096;
+const ENTRIES_PER_TURN: u32 = 512;
 const GIB_PAGES: u32 = 1 << 18;
 const ZERO: Fingerprint = Fingerprint([0; 3]);
 
@@ -140,6 +140,7 @@ impl Bench {
             let blocks: [_; BATCH] = std::array::from_fn(|_| block(self.draw(self.entries)));
             let index = &mut self.index;
             times.start();
+            index.prefetch(blocks.into_iter());
             let found = blocks.map(|block| index.look_up(block));
             let slots = found.map(|found| found.and_then(|(hint, content)| index.cached_near(hint, content)));
             for ((block, found), slot) in blocks.into_iter().zip(found).zip(slots) {
@@ -208,7 +209,7 @@ impl Bench {
 
     /// Moves the index into a region for twice the cache. Returns the longest turn in microseconds.
     fn moves(&mut self) -> Result<f64> {
-        let layout = Layout::new(PageCount(self.entries * 2), PageCount(GIB_PAGES), 1);
+        let layout = self.index.layout().resized(PageCount(self.entries * 2), PageCount(GIB_PAGES));
         let target = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
         self.index.begin_move(target);
         let mut times = Times::new();
@@ -220,7 +221,7 @@ impl Bench {
                 break;
             }
         }
-        println!("{:44} {:6.0} us at most", "a turn of a move to twice the size", times.longest as f64 / 1e3);
+        times.show("entry moved to twice the size, in turns", ENTRIES_PER_TURN as usize);
         let started = cpu_ns();
         ensure!(self.index.finish_move().is_some(), "no move is in progress");
         let last = cpu_ns() - started;

@@ -103,6 +103,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let (mut counts, mut there) = ([0_u32; POOLS_MAX as usize], 0);
         let count = blocks.end - blocks.start;
         self.sources.clear();
+        if count > 1 {
+            self.index.prefetch(blocks.clone().map(|bno| BlockId { disk, bno: BlockNumber(bno) }));
+        }
         for bno in blocks {
             let source = self.source(BlockId { disk, bno: BlockNumber(bno) });
             self.sources.push(source);

@@ -158,6 +158,9 @@ impl<M: Words> CacheIndex<M> {
         self.log.note_send(&mut self.words, pool, slot);
         self.slots.fill(&mut self.words, slot, key);
         self.follow_slot(slot);
+        if victim.is_some() {
+            self.prefetch_victims(pool);
+        }
         let slot = SlotIndex(slot);
         Some(demoted.map_or(Offer::Admitted(slot), |to| Offer::Demoting { slot, to: SlotIndex(to) }))
     }

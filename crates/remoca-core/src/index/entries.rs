@@ -244,6 +244,27 @@ impl Entries {
         self.contents.replace(words, self.content_site(self.content(words, from)), from, to);
     }
 
+    /// Returns the site of a block in the hash table of blocks.
+    pub(super) fn site_of(&self, block: BlockId) -> Site {
+        self.key_site(Key::of(block))
+    }
+
+    /// Returns a word whose value depends on both lines of a site of a block, to load them.
+    pub(super) fn touch_site<M: Words>(&self, words: &M, site: Site) -> u32 {
+        self.keys.touch(words, site)
+    }
+
+    /// Returns the entry that a look-up of a block with this site examines first, or [`NONE`](super::layout::NONE). The entry
+    /// may be any.
+    pub(super) fn candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
+        self.keys.candidate(words, site)
+    }
+
+    /// Returns a word whose value depends on all words of an entry, which may be in two cache lines, to load them.
+    pub(super) fn touch_entry<M: Words>(&self, words: &M, entry: u32) -> u32 {
+        self.table.get(words, entry, 0) ^ self.table.get(words, entry, ENTRY_WORDS - 1)
+    }
+
     /// Clears both hash tables.
     pub(super) fn clear_lines<M: Words>(&self, words: &mut M) {
         self.keys.clear(words);
@@ -252,7 +273,11 @@ impl Entries {
 
     /// Returns a word whose value depends on all lines in which `entry` may be, to load them.
     pub(super) fn touch<M: Words>(&self, words: &M, entry: u32) -> u32 {
-        let by_key = self.keys.touch(words, self.key_site(self.key(words, entry)));
-        by_key ^ self.contents.touch(words, self.content_site(self.content(words, entry)))
+        self.touch_lines(words, self.key(words, entry), self.content(words, entry))
+    }
+
+    /// Returns a word whose value depends on all lines in which an entry of this key and content may be, to load them.
+    pub(super) fn touch_lines<M: Words>(&self, words: &M, key: Key, content: Fingerprint) -> u32 {
+        self.keys.touch(words, self.key_site(key)) ^ self.contents.touch(words, self.content_site(content))
     }
 }

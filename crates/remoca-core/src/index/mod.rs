@@ -27,6 +27,7 @@ mod layout;
 mod log;
 mod moves;
 mod nodes;
+mod prefetch;
 mod queue;
 mod region;
 mod sizing;

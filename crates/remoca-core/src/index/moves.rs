@@ -8,9 +8,11 @@
 
 use super::layout::header;
 use super::slots::Slots;
+use super::table::BATCH;
 use super::{CacheIndex, Target, Words};
 use crate::fingerprint::Fingerprint;
 use crate::units::BlockId;
+use std::hint::black_box;
 
 impl<M: Words> CacheIndex<M> {
     /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
@@ -34,9 +36,22 @@ impl<M: Words> CacheIndex<M> {
         Slots::follow_capacities(&mut target.index.words, &self.words);
         let end = target.moved.saturating_add(entries).min(self.entries.limit());
         for entry in target.moved..end {
+            if entry % BATCH == 0 {
+                self.touch_lines(entry);
+            }
             self.move_entry(entry);
         }
         end == self.entries.limit()
+    }
+
+    /// Loads the lines of the target for the entries from `from` on, so that the loads overlap.
+    fn touch_lines(&self, from: u32) {
+        let Some(Target { index: target, .. }) = self.target.as_deref() else { return };
+        let batch = from..from.saturating_add(BATCH).min(self.entries.limit());
+        black_box(batch.fold(0, |sum, entry| {
+            let (key, content) = (self.entries.key(&self.words, entry), self.entries.content(&self.words, entry));
+            sum ^ target.entries.touch_lines(&target.words, key, content)
+        }));
     }
 
     fn move_entry(&mut self, entry: u32) {

@@ -30,6 +30,17 @@ impl Links {
         self.note(slot);
     }
 
+    /// Returns a word whose value depends on both links of a slot, which are in one cache line, to load them.
+    pub(super) fn touch<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.get(words, slot, NEXT)
+    }
+
+    /// Returns a word whose value depends on the links of both neighbours of a slot, as far as they are below `limit`.
+    pub(super) fn touch_neighbours<M: Words>(&self, words: &M, slot: u32, limit: u32) -> u32 {
+        let neighbours = [PREVIOUS, NEXT].map(|field| self.get(words, slot, field)).into_iter();
+        neighbours.filter(|slot| *slot < limit).fold(0, |sum, slot| sum ^ self.touch(words, slot))
+    }
+
     /// Notes that links or flags of a slot have changed.
     #[inline]
     pub(super) fn note(&mut self, slot: u32) {

@@ -139,6 +139,15 @@ impl Lines {
         None
     }
 
+    /// Returns the first entry with the tag of `site`, or [`NONE`] if there is none. It may be another one than the one looked for.
+    pub(super) fn candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
+        let [first, second] = site.lines.map(|at| equal_words(line_at(words, at), !self.number, site.tag));
+        let found = first | second << LINE_WORDS;
+        let at = found.trailing_zeros() as usize % (2 * LINE_WORDS);
+        let word = words[site.lines[at / LINE_WORDS] + at % LINE_WORDS];
+        if found == 0 { NONE } else { self.entry(word) }
+    }
+
     /// Returns a word whose value depends on both lines of `site`, to load them.
     pub(super) fn touch<M: Words>(&self, words: &M, site: Site) -> u32 {
         site.lines.iter().fold(0, |sum, line| sum ^ words[*line])

@@ -126,6 +126,16 @@ impl Slots {
         self.pool_of(words, slot).is_some() && self.high(words, slot) & PAGE != 0
     }
 
+    /// Returns a word whose value depends on both links of a slot, to load them.
+    pub(in crate::index) fn touch_links<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.links.touch(words, slot)
+    }
+
+    /// Returns a word whose value depends on the links of both neighbours of a slot, to load them.
+    pub(in crate::index) fn touch_neighbours<M: Words>(&self, words: &M, slot: u32) -> u32 {
+        self.links.touch_neighbours(words, slot, self.limit())
+    }
+
     /// Returns the slot that holds `content`, or `None` if no slot holds it. Zero pages are never cached.
     pub(in crate::index) fn cached<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
         if content == self.zero {
@@ -280,6 +290,14 @@ impl Slots {
             slot = queue.after(&self.links, words, slot);
         }
         None
+    }
+
+    /// Returns the next three pages to be discarded, as far as there are any; the others are [`NONE`].
+    pub(in crate::index) fn next_victims<M: Words>(&self, words: &M, pool: PoolIndex) -> [u32; 3] {
+        let queue = &self.pool(pool).queue;
+        let after = |slot| if slot < self.limit() { queue.after(&self.links, words, slot) } else { NONE };
+        let (first, second) = (queue.first(words), after(queue.first(words)));
+        [first, second, after(second)]
     }
 
     /// Prepares a slot that was taken for a page of this content, and for its block. [`Self::fill`] makes both valid. Returns
