@@ -41,12 +41,16 @@ impl Link {
         run("ip", &[&["-n", &self.near][..], &veth].concat())?;
         for (name, address) in [(&*self.near, address(host, 1)), (far, Self::address(host))] {
             run("ip", &["-n", name, "addr", "add", &format!("{address}/24"), "dev", device])?;
-            let rate = &format!("{mbit}mbit");
-            let tbf = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms"];
-            run("tc", &[&["-n", name, "qdisc", "add", "dev", device][..], &tbf].concat())?;
+            set_rate(name, device, mbit)?;
             run("ip", &["-n", name, "link", "set", device, "up"])?;
         }
         Ok(())
+    }
+
+    /// Makes the link to a far host one of `mbit` Mbit/s.
+    pub fn set_rate(&self, host: u8, mbit: u32) -> Result<()> {
+        let ends = [&self.near, &self.far[usize::from(host)]];
+        ends.into_iter().try_for_each(|name| set_rate(name, &format!("link{host}"), mbit))
     }
 
     /// Returns the address of a far host, of which the first is 0.
@@ -74,6 +78,12 @@ impl Drop for Link {
             let _ = run("ip", &["netns", "del", name]);
         }
     }
+}
+
+fn set_rate(name: &str, device: &str, mbit: u32) -> Result<()> {
+    let rate = &format!("{mbit}mbit");
+    let tbf = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms"];
+    run("tc", &[&["-n", name, "qdisc", "replace", "dev", device][..], &tbf].concat())
 }
 
 /// Returns the address of one end of the link to a far host.

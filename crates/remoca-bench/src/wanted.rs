@@ -88,6 +88,8 @@ pub const WANTED: &[Wanted] = &[
     least("A1.9-back", 0.99, "", "memory of a local tier that the host has back"),
     most("A1.9-time", 100.0, "ms", "time for that, a GiB"),
     most("A1.9-read", 1.1, "", "longest read meanwhile over that of the disk alone"),
+    most("A1.10-gbit", 1.05, "", "median hit over a link of 1 Gbit that evicted pages fill over without these"),
+    most("A1.10-100mbit", 1.05, "", "the same, 100 Mbit"),
 ];
 
 /// A figure beside its target: one object of `targets.json`.
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn every_number_has_a_row_and_no_two_rows_have_a_name() {
         let numbers: BTreeSet<&str> = WANTED.iter().map(Wanted::number).collect();
-        let anchors = ["A1.3", "A1.4", "A1.5", "A1.6", "A1.7", "A1.8", "A1.9"].map(String::from);
+        let anchors = ["A1.3", "A1.4", "A1.5", "A1.6", "A1.7", "A1.8", "A1.9", "A1.10"].map(String::from);
         let all: BTreeSet<String> = (1..=20).map(|number| format!("P{number}")).chain(anchors).collect();
         assert_eq!(numbers, all.iter().map(String::as_str).collect());
         assert_eq!(WANTED.iter().map(|wanted| wanted.id).collect::<BTreeSet<_>>().len(), WANTED.len());

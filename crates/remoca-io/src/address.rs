@@ -6,7 +6,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -95,6 +95,26 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// Limits the bytes of a TCP connection that the kernel has taken and not sent. More of them are not taken: they wait with the
+/// caller, who can put others before them.
+///
+/// # Errors
+/// If it is no TCP connection.
+pub fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    const LENGTH: libc::socklen_t = 4;
+    // SAFETY: the kernel reads the four bytes of `bytes`, which outlives the call, and the descriptor is open.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            LENGTH,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns why nobody listens at a `local:` address.

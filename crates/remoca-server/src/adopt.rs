@@ -74,7 +74,8 @@ fn take_up(left: &Left, room: usize) -> io::Result<usize> {
     let mut from = PageCount(0);
     while from < granted {
         let to = PageCount(from.0.saturating_add(SLICE_PAGES).min(granted.0));
-        left.memory.populate(from, to)?;
+        // Huge pages stay huge. Others would have to be copied, before anybody is served.
+        left.memory.populate(from, to, &mut false)?;
         from = to;
     }
     match left.memory.allocated() <= u64::from(granted.0) {

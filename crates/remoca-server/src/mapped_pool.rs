@@ -232,7 +232,7 @@ impl MappedPool {
         let more = (target.0 as usize).div_ceil(CHUNK_PAGES).saturating_sub(had);
         let arena = Arc::clone(&self.arena);
         let mut chunks = blocking(move || arena.take_to_lend(more)).await.flatten().ok_or(NO_MEMORY)?;
-        let mut from = before;
+        let (mut from, mut huge) = (before, true);
         while from < target {
             if self.is_over() || target > self.limit() {
                 lent.append(&mut chunks);
@@ -248,14 +248,14 @@ impl MappedPool {
                 }));
                 let covered = u32::try_from(lent.len() * CHUNK_PAGES).unwrap_or(u32::MAX);
                 let to = PageCount(target.0.min(covered));
-                let result = pool.memory.populate(from, to);
-                (lent, result.map(|()| to))
+                let result = pool.memory.populate(from, to, &mut huge);
+                (lent, result.map(|()| (to, huge)))
             });
             // Only a stopping server has no helper.
             let Some((still, populated)) = populated.await else { return Err(NO_MEMORY) };
             lent = still;
             match populated {
-                Ok(to) => from = to,
+                Ok(done) => (from, huge) = done,
                 Err(error) => {
                     tracing::warn!(%error, "a mapped pool cannot grow: the host has no memory for it");
                     lent.append(&mut chunks);

@@ -1,4 +1,4 @@
-//! Mapped memory: that of the arena, and that of a mapped pool, which is mapped only to be locked.
+//! Mapped memory: that of the arena, and that of a mapped pool, which is mapped only to be locked and joined into huge pages.
 //!
 //! Called by the arena and by `memfile.rs`. The only unsafe code of this crate that makes mappings is here: the pages are the
 //! kernel's, not Rust's.
@@ -59,21 +59,7 @@ impl Mapping {
 
     /// Maps ordinary memory, in transparent huge pages where the host allows it.
     pub(crate) fn ordinary(length: usize) -> Result<Self, Errno> {
-        let padded = map_anonymous(length + CHUNK_BYTES, MapFlags::PRIVATE)?;
-        let before = padded.as_ptr().align_offset(CHUNK_BYTES);
-        let after = CHUNK_BYTES - before;
-        // SAFETY: both ranges lie in the mapping just made (`before <= CHUNK_BYTES`), page-aligned as the mapping is, and
-        // nothing refers to them. An empty range is not unmapped.
-        let base = unsafe {
-            let base = padded.byte_add(before);
-            if before > 0 {
-                munmap(padded.as_ptr(), before)?;
-            }
-            if after > 0 {
-                munmap(base.byte_add(length).as_ptr(), after)?;
-            }
-            base
-        };
+        let base = map_aligned(length, MapFlags::PRIVATE)?;
         let map = Self { base, length, backing: Backing::Ordinary };
         [Advice::LinuxHugepage, Advice::LinuxDontDump].into_iter().for_each(|advice| map.advise(advice));
         Ok(map)
@@ -172,28 +158,62 @@ fn map_anonymous(length: usize, flags: MapFlags) -> Result<NonNull<c_void>, Errn
     NonNull::new(base).ok_or(Errno::NOMEM)
 }
 
-/// A file in memory, mapped only because the kernel locks mappings, not files. Nothing here reads or writes through it, so
-/// what others do to the file cannot harm this process.
+/// Maps `length` bytes, aligned to chunks.
+fn map_aligned(length: usize, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
+    let padded = map_anonymous(length + CHUNK_BYTES, flags)?;
+    let before = padded.as_ptr().align_offset(CHUNK_BYTES);
+    let after = CHUNK_BYTES - before;
+    // SAFETY: both ranges lie in the mapping just made (`before <= CHUNK_BYTES`), page-aligned as the mapping is, and nothing
+    // refers to them. An empty range is not unmapped.
+    unsafe {
+        let base = padded.byte_add(before);
+        if before > 0 {
+            munmap(padded.as_ptr(), before)?;
+        }
+        if after > 0 {
+            munmap(base.byte_add(length).as_ptr(), after)?;
+        }
+        Ok(base)
+    }
+}
+
+/// A file in memory, mapped only because the kernel locks mappings, and joins pages of mappings, not files. Nothing here reads
+/// or writes through it, so what others do to the file cannot harm this process.
 #[derive(Debug)]
-pub(crate) struct LockMapping {
+pub(crate) struct FileMapping {
     base: NonNull<c_void>,
     length: usize,
 }
 
-// SAFETY: the mapping is never accessed, and locking and unmapping it are possible from every thread.
-unsafe impl Send for LockMapping {}
-// SAFETY: as above; `&LockMapping` only locks and unlocks.
-unsafe impl Sync for LockMapping {}
+// SAFETY: the mapping is never accessed, and all that is done with it is possible from every thread.
+unsafe impl Send for FileMapping {}
+// SAFETY: as above; `&FileMapping` gives no access to the memory.
+unsafe impl Sync for FileMapping {}
 
-impl LockMapping {
-    /// Maps the first `length` bytes of a file, a multiple of a page.
+impl FileMapping {
+    /// Maps the first `length` bytes of a file, a multiple of a page, at an address at which its chunks can be huge pages.
     pub(crate) fn new(file: BorrowedFd<'_>, length: usize) -> Result<Self, Errno> {
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists, and nothing refers to it.
-        let base = unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ, MapFlags::SHARED, file, 0) }?;
-        let map = Self { base: NonNull::new(base).ok_or(Errno::NOMEM)?, length };
+        let reserved = map_aligned(length, MapFlags::PRIVATE | MapFlags::NORESERVE)?;
+        let map = Self { base: reserved, length };
+        // SAFETY: the new mapping takes the place of the one just made, to which nothing refers.
+        unsafe { mmap(map.base.as_ptr(), length, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
         // SAFETY: the range was just mapped; the advice keeps the content.
         let _advised = unsafe { madvise(map.base.as_ptr(), length, Advice::LinuxDontDump) };
         Ok(map)
+    }
+
+    /// Makes the pages of each chunk from `start` on one huge page. Each chunk must have a page that is there. Linux 6.1 can
+    /// do this, whatever the host's setting for huge pages in shared memory is, but for `deny`.
+    ///
+    /// # Errors
+    /// If the host has no huge page, or allows none. What was not joined is as before.
+    pub(crate) fn join(&self, start: usize, length: usize) -> std::io::Result<()> {
+        let range = self.range(start, length)?;
+        // SAFETY: the range lies in the mapping, and joining changes nothing of its content.
+        match unsafe { libc::madvise(range, length, libc::MADV_COLLAPSE) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
     }
 
     /// Locks `length` bytes from `start` on. Pages that are not there are allocated.
@@ -219,7 +239,7 @@ impl LockMapping {
     }
 }
 
-impl Drop for LockMapping {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: nothing refers to the mapping. Unmapping unlocks.
         let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };

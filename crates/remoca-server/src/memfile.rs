@@ -15,19 +15,22 @@ use rustix::fs::{
 };
 
 use crate::config::PageLocking;
-use crate::mapping::LockMapping;
+use crate::mapping::{CHUNK_BYTES, FileMapping, PIECE_CHUNKS};
 
 /// Seals of every pool. Writing and punching holes stay possible.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 /// Unit in which `st_blocks` counts.
 const BLOCK_BYTES: u64 = 512;
+const CHUNK: u64 = CHUNK_BYTES as u64;
+/// Bytes that are punched in one system call. A client's write waits for the call: with pages of 4 KiB, it takes some milliseconds.
+const PIECE: u64 = CHUNK * PIECE_CHUNKS as u64;
 
 #[derive(Debug)]
 pub(crate) struct PoolFile {
     file: File,
     pages: PageCount,
-    /// `None` if the memory is not to be locked.
-    map: Option<LockMapping>,
+    map: FileMapping,
+    locking: PageLocking,
 }
 
 impl PoolFile {
@@ -58,11 +61,8 @@ impl PoolFile {
     }
 
     fn of(file: OwnedFd, pages: PageCount, locking: PageLocking) -> io::Result<Self> {
-        let map = match locking {
-            PageLocking::Locked => Some(LockMapping::new(file.as_fd(), length(pages)?)?),
-            PageLocking::Unlocked => None,
-        };
-        Ok(Self { file: file.into(), pages, map })
+        let map = FileMapping::new(file.as_fd(), length(pages)?)?;
+        Ok(Self { file: file.into(), pages, map, locking })
     }
 
     /// Returns the size of the file.
@@ -70,30 +70,54 @@ impl PoolFile {
         self.pages
     }
 
-    /// Allocates the pages `from..to`, and locks them if memory is locked. What they hold already stays.
-    pub(crate) fn populate(&self, from: PageCount, to: PageCount) -> io::Result<()> {
-        let (start, length_bytes) = (bytes(from), bytes(to) - bytes(from));
-        if length_bytes == 0 {
+    /// Allocates the pages `from..to`, and locks them if memory is locked. What they hold already stays. Whole chunks become
+    /// huge pages as long as `huge` says so; it is cleared when the host has none.
+    pub(crate) fn populate(&self, from: PageCount, to: PageCount, huge: &mut bool) -> io::Result<()> {
+        let (start, end) = (bytes(from), bytes(to));
+        if start == end {
             return Ok(());
         }
-        fallocate(&self.file, FallocateFlags::empty(), start, length_bytes)?;
-        match &self.map {
-            Some(map) => Ok(map.lock(length(from)?, length(to)? - length(from)?)?),
-            None => Ok(()),
+        if *huge && let Err(error) = self.populate_chunks(start.next_multiple_of(CHUNK), end - end % CHUNK) {
+            tracing::debug!(%error, "the memory of a mapped pool is not in huge pages");
+            *huge = false;
+        }
+        fallocate(&self.file, FallocateFlags::empty(), start, end - start)?;
+        match self.locking {
+            PageLocking::Locked => Ok(self.map.lock(length(from)?, length(to)? - length(from)?)?),
+            PageLocking::Unlocked => Ok(()),
+        }
+    }
+
+    /// Allocates a huge page for each chunk between two places in the file.
+    fn populate_chunks(&self, start: u64, end: u64) -> io::Result<()> {
+        let chunks = end.saturating_sub(start) / CHUNK;
+        for chunk in 0..chunks {
+            // The kernel joins the pages of a chunk only if one of them is there.
+            fallocate(&self.file, FallocateFlags::empty(), start + chunk * CHUNK, PAGE_SIZE_U64)?;
+        }
+        match chunks {
+            0 => Ok(()),
+            _ => self.map.join(in_memory(start)?, in_memory(chunks * CHUNK)?),
         }
     }
 
     /// Unlocks all pages from `from` on, and gives their memory back to the host. They read as zeroes afterwards.
     pub(crate) fn punch(&self, from: PageCount) -> io::Result<()> {
-        let length_bytes = bytes(self.pages) - bytes(from);
-        if length_bytes == 0 {
+        let (start, end) = (bytes(from), bytes(self.pages));
+        if start == end {
             return Ok(());
         }
-        if let Some(map) = &self.map {
-            map.unlock(length(from)?, length(self.pages)? - length(from)?)?;
+        if self.locking == PageLocking::Locked {
+            self.map.unlock(in_memory(start)?, in_memory(end - start)?)?;
         }
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(fallocate(&self.file, hole, bytes(from), length_bytes)?)
+        let mut at = start;
+        while at < end {
+            let next = (at + 1).next_multiple_of(PIECE).min(end);
+            fallocate(&self.file, hole, at, next - at)?;
+            at = next;
+        }
+        Ok(())
     }
 
     /// Returns the number of pages that have memory, wherever in the file, those that the host has swapped out included.
@@ -114,7 +138,11 @@ fn bytes(pages: PageCount) -> u64 {
 }
 
 fn length(pages: PageCount) -> io::Result<usize> {
-    usize::try_from(bytes(pages)).map_err(|_| io::ErrorKind::OutOfMemory.into())
+    in_memory(bytes(pages))
+}
+
+fn in_memory(bytes: u64) -> io::Result<usize> {
+    usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory.into())
 }
 
 #[cfg(test)]
@@ -128,13 +156,13 @@ mod tests {
         for locking in [PageLocking::Unlocked, PageLocking::Locked] {
             let pool = PoolFile::create(PageCount(64), locking).unwrap();
             assert_eq!(pool.allocated(), 0);
-            pool.populate(PageCount(0), PageCount(40)).unwrap();
+            pool.populate(PageCount(0), PageCount(40), &mut true).unwrap();
             assert_eq!(pool.allocated(), 40);
             pool.file.write_all_at(&[7; 4096], 39 * 4096).unwrap();
             pool.file.write_all_at(&[7; 4096], 10 * 4096).unwrap();
             pool.punch(PageCount(16)).unwrap();
             assert_eq!(pool.allocated(), 16);
-            pool.populate(PageCount(16), PageCount(64)).unwrap();
+            pool.populate(PageCount(16), PageCount(64), &mut true).unwrap();
             assert_eq!(pool.allocated(), 64);
             let mut page = [1; 4096];
             pool.file.read_exact_at(&mut page, 39 * 4096).unwrap();
@@ -144,6 +172,40 @@ mod tests {
             assert!(ftruncate(&pool.file, 0).is_err() && ftruncate(&pool.file, 1 << 20).is_err());
             assert!(fcntl_add_seals(&pool.file, SealFlags::WRITE).is_err(), "nobody can stop the client from writing");
         }
+    }
+
+    #[test]
+    fn chunks_are_huge_pages_that_are_split_where_they_are_punched() {
+        for locking in [PageLocking::Unlocked, PageLocking::Locked] {
+            let pool = PoolFile::create(PageCount(5 * 512 + 7), locking).unwrap();
+            // What is not a whole chunk is not joined.
+            let mut huge = true;
+            pool.populate(PageCount(0), PageCount(300), &mut huge).unwrap();
+            pool.file.write_all_at(&[6; 4096], 299 * 4096).unwrap();
+            pool.populate(PageCount(300), PageCount(4 * 512 + 100), &mut huge).unwrap();
+            assert_eq!(pool.allocated(), 4 * 512 + 100);
+            // A host may have no huge page now. Only what is locked is sure to be mapped.
+            assert!(!huge || locking == PageLocking::Unlocked || resident_huge() >= 3 * CHUNK);
+            for page in [299, 1000, 1001] {
+                pool.file.write_all_at(&[6; 4096], page * 4096).unwrap();
+            }
+            pool.punch(PageCount(1001)).unwrap();
+            assert_eq!(pool.allocated(), 1001);
+            let mut page = [1; 4096];
+            for (at, content) in [(299, 6), (1000, 6), (1001, 0), (2000, 0)] {
+                pool.file.read_exact_at(&mut page, at * 4096).unwrap();
+                assert_eq!(page, [content; 4096], "page {at}");
+            }
+            pool.punch(PageCount(0)).unwrap();
+            assert_eq!(pool.allocated(), 0);
+        }
+    }
+
+    /// Returns the bytes of shared memory that this process has mapped as huge pages.
+    fn resident_huge() -> u64 {
+        let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("ShmemPmdMapped:")).unwrap();
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::link::{Link, MBIT, PAGES_PER_S};
 use crate::vm::{Folder, MemoryServer, ServerOptions, Vm, VmOptions, pinned};
 use anyhow::{Context, Result, anyhow, ensure};
 use remoca_lab::figures::{Figure, Spread};
-use remoca_trace::{Batch, TraceRecord, TracedSource};
+use remoca_trace::{Batch, TraceRecord, TracedOp, TracedSource};
 use std::fs::File;
 use std::net::SocketAddrV4;
 use std::time::{Duration, Instant};
@@ -180,22 +180,23 @@ fn late(scale: &Scale) -> Result<Figure> {
 }
 
 /// What a part of the trace shows.
-struct Part {
-    hit_p99_us: f64,
+pub(super) struct Part {
+    pub(super) hit_p50_us: f64,
+    pub(super) hit_p99_us: f64,
     /// Share of the reads that were hits.
-    share: f64,
+    pub(super) share: f64,
 }
 
 impl Part {
-    fn of(records: &[TraceRecord]) -> Self {
+    pub(super) fn of(records: &[TraceRecord]) -> Self {
         let mut hits: Vec<u64> = records
             .iter()
             .filter(|record| record.source == TracedSource::Cache)
             .map(|record| record.latency_ns)
             .collect();
         hits.sort_unstable();
-        let p99 = hits.get(hits.len() * 99 / 100).copied().unwrap_or(u64::MAX);
-        Self { hit_p99_us: p99 as f64 / 1e3, share: hits.len() as f64 / records.len().max(1) as f64 }
+        let us = |percent: usize| hits.get(hits.len() * percent / 100).copied().unwrap_or(u64::MAX) as f64 / 1e3;
+        Self { hit_p50_us: us(50), hit_p99_us: us(99), share: hits.len() as f64 / records.len().max(1) as f64 }
     }
 }
 
@@ -207,15 +208,16 @@ fn read_for(vm: &mut Vm, time: Duration) -> Result<()> {
 }
 
 /// Returns the number of reads that have completed, which is that of the records in the trace.
-fn reads_done(vm: &Vm) -> Result<usize> {
+pub(super) fn reads_done(vm: &Vm) -> Result<usize> {
     Ok(usize::try_from(vm.status()?.disks[0].traffic.reads)?)
 }
 
-fn records(path: &std::path::Path) -> Result<Vec<TraceRecord>> {
+/// Returns the reads in a trace, in the order in which they completed.
+pub(super) fn records(path: &std::path::Path) -> Result<Vec<TraceRecord>> {
     let mut source = remoca_trace::open(Box::new(File::open(path)?), None)?;
     let (mut batch, mut records) = (Batch::default(), Vec::new());
     while source.read(&mut batch)? {
-        records.extend_from_slice(&batch.records);
+        records.extend(batch.records.iter().filter(|record| record.op == TracedOp::Read));
     }
     Ok(records)
 }

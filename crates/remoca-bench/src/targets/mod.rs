@@ -8,6 +8,7 @@ mod disk;
 mod killed;
 mod links;
 mod mean;
+mod narrow;
 mod scale;
 mod taken;
 
@@ -61,6 +62,7 @@ const GROUPS: &[Group] = &[
     Group { ids: &["A1.5-two", "A1.5-three", "A1.5-slower", "A1.5-late"], measure: links::figures },
     Group { ids: &["A1.8"], measure: killed::hits },
     Group { ids: &["A1.9-back", "A1.9-time", "A1.9-read"], measure: taken_back },
+    Group { ids: &["A1.10-gbit", "A1.10-100mbit"], measure: narrow::figures },
 ];
 
 fn servers(scale: &Scale) -> Result<Found> {

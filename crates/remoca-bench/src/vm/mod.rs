@@ -8,17 +8,18 @@ mod client;
 pub mod content;
 mod image;
 pub mod peer;
+mod port;
 pub mod proxy;
 mod server;
 
 pub use client::Client;
 pub use image::DelayedImage;
+pub use port::Port;
 pub use server::{MemoryServer, ServerOptions, memory_server, memory_server_at, status_at};
 
 use anyhow::{Context, Result, bail, ensure};
 use image::disk;
 use nix::time::ClockId;
-use remoca_frontend::testing::{Command as Write, Options, TestGuest};
 use remoca_io::control;
 use remoca_lab::figures::{self, Figure};
 use remoca_protocol::control::{CacheStatus, Command as Ask, Reply, Status};
@@ -32,9 +33,8 @@ use std::time::{Duration, Instant};
 
 pub const IMAGE_BYTES: u64 = 16 << 20;
 const BLOCK: u64 = 4096;
-/// Size of one write of evicted pages to the port, in bytes.
-const BATCH_BYTES: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
+const NO_PORT: &str = "this VM has no eviction port";
 /// Most bytes that are kept of what a program says on its standard error.
 const ERRORS_MAX: u64 = 16 << 10;
 /// Most passes over the image until all of it is cached.
@@ -130,7 +130,7 @@ pub struct Vm {
     guest: Client,
     blocks: u64,
     /// Guest driver of the eviction port, if the VM has one.
-    port: Option<TestGuest>,
+    port: Option<Port>,
     // The disk must outlive the process.
     _disk: Option<Program>,
 }
@@ -198,7 +198,7 @@ impl Vm {
         let process = Program::start_until(&mut command, || socket.exists() && control.exists())?;
         let blocks = bytes / BLOCK;
         let guest = Client::connect(&socket, blocks, options.inflight)?;
-        let port = options.port.then(|| connect_port(&port_socket)).transpose()?;
+        let port = options.port.then(|| Port::connect(&port_socket)).transpose()?;
         let vm = Self { process, control, guest, blocks, port, _disk: disk };
         vm.wait_for_pools(options)?;
         Ok(vm)
@@ -292,32 +292,31 @@ impl Vm {
         &mut self.guest
     }
 
+    /// Returns the guest that reads the disk, and the port to which it reports what it evicts.
+    pub fn client_and_port(&mut self) -> Result<(&mut Client, &mut Port)> {
+        let port = self.port.as_mut().context(NO_PORT)?;
+        Ok((&mut self.guest, port))
+    }
+
     /// Reports every block of the image as evicted, once, in order.
     pub fn evict_all(&mut self) -> Result<()> {
-        for first in (0..self.blocks * BLOCK).step_by(usize::try_from(BATCH_BYTES)?) {
-            self.evict(&content::of(first..first + BATCH_BYTES))?;
-        }
-        Ok(())
+        let bytes = 0..self.blocks * BLOCK;
+        self.port()?.evict_range(bytes)
     }
 
     /// Reports blocks as evicted.
     pub fn evict_blocks(&mut self, blocks: &[u64]) -> Result<()> {
-        let pages: Vec<u8> = blocks.iter().flat_map(|block| content::of(block * BLOCK..(block + 1) * BLOCK)).collect();
-        pages.chunks(usize::try_from(BATCH_BYTES)?).try_for_each(|pages| self.evict(pages))
+        self.port()?.evict_blocks(blocks)
     }
 
     /// Reports a page that is not on the disk as evicted. It is dropped, but shows that there is an agent, so that blocks are
     /// not admitted when they are read.
     pub fn evict_unknown(&mut self) -> Result<()> {
-        self.evict(&[0x5a; 4096])
+        self.port()?.evict(&[0x5a; 4096])
     }
 
-    fn evict(&mut self, pages: &[u8]) -> Result<()> {
-        let Some(port) = &mut self.port else { bail!("this VM has no eviction port") };
-        // The page at sector 0 of the port is for the guest agent's own report.
-        let status = port.run(0, Write::Write { sector: BLOCK / 512, data: pages });
-        ensure!(status == 0, "the eviction port failed a write");
-        Ok(())
+    fn port(&mut self) -> Result<&mut Port> {
+        self.port.as_mut().context(NO_PORT)
     }
 }
 
@@ -340,12 +339,6 @@ fn command(options: &VmOptions<'_>) -> Result<Command> {
 pub fn pinned(processor: Option<usize>) -> Vec<String> {
     let words = |processor: usize| ["taskset".into(), "--cpu-list".into(), processor.to_string()];
     processor.map(words).into_iter().flatten().collect()
-}
-
-fn connect_port(socket: &Path) -> Result<TestGuest> {
-    let mut port = TestGuest::new(Options { queue_size: 8, data_bytes: BATCH_BYTES, ..Options::default() });
-    port.connect(socket)?;
-    Ok(port)
 }
 
 /// A folder that is removed with its owner.

@@ -140,15 +140,15 @@ impl Servers {
     }
 
     /// Queues the request for the page of a slot. Drops it if there is no session with the slot's server. Returns whether
-    /// [`Self::read`] has the page instead, because the pool is mapped.
+    /// [`Self::read`] has the page instead, because the pool is mapped, or the page has not left for the server yet.
     pub(super) fn fetch(&mut self, fetch: FetchId, at: PoolSlot) -> bool {
         let Some(session) = self.session(at.server) else { return false };
-        let Some(out) = session.begin_fetch() else { return true };
+        let Some(out) = session.begin_fetch(at.slot) else { return true };
         Frame::Request { request: RequestId(fetch.0), slot: at.slot }.encode(out);
         false
     }
 
-    /// Returns the page of a mapped pool's slot, or `None` if it is not there.
+    /// Returns the page of a slot of a mapped pool, or one that has not left yet. Returns `None` if it is not there.
     pub(super) fn read(&mut self, at: PoolSlot) -> Option<&[u8]> {
         self.session(at.server)?.read(at.slot)
     }

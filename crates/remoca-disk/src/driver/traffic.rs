@@ -1,6 +1,7 @@
 //! The traffic with memory servers: what they send becomes events of the engine, and what the engine wants of them is sent.
 //!
-//! The pages of a mapped pool do not travel: they are read and written here, in the same turn.
+//! The pages of a mapped pool do not travel: they are read and written here, in the same turn. A page that has not left for its
+//! server is read here as well.
 
 use super::servers::pool_offer;
 use super::vm::Vm;
@@ -92,8 +93,8 @@ impl Vm {
         }
     }
 
-    /// Gets the page of a mapped pool's slot, and passes it on as if the server had sent it.
-    pub(super) fn read_mapped(&mut self, fetch: FetchId, at: PoolSlot) {
+    /// Gets a page that this process has, and passes it on as if the server had sent it.
+    pub(super) fn read_here(&mut self, fetch: FetchId, at: PoolSlot) {
         let Self { servers, engine, in_flight, host, .. } = self;
         let page = servers.read(at);
         // The time that it took belongs to the latency of the pool.

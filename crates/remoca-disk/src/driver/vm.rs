@@ -63,7 +63,7 @@ impl Vm {
                 }
                 Action::Fetch { fetch, at } => {
                     if self.servers.fetch(fetch, at) {
-                        self.read_mapped(fetch, at);
+                        self.read_here(fetch, at);
                     }
                 }
                 Action::SendBlock { admitted, request, offset } => {

@@ -4,18 +4,20 @@ use super::memory::{FileId, MemoryError, Passed, PoolMemory};
 use crate::state::RosterEntry;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PAGE_SIZE_U64;
-use remoca_io::address::Endpoint;
+use remoca_io::address::{Endpoint, limit_unsent};
 use remoca_io::passed::{AnswerError, MappedAnswer, receive_mapped_answer};
 use remoca_protocol::{ErrorCode, Frame, Hello, MAPPED_VERSIONS, Token, VERSIONS, VersionRange, Welcome, decode};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// Time limit for connecting, for the hello, and for saying goodbye.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes that a socket takes before it has sent them. A REQUEST waits for these, so they are few.
+const UNSENT_BYTES: u32 = 16 << 10;
 /// Time limit for a former process to end that has the memory of a mapped pool.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -201,6 +203,9 @@ fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, We
         false => (read_welcome(&mut socket, endpoint)?, None),
     };
     rustix::io::ioctl_fionbio(&socket, true).map_err(|error| unreachable(error.into()))?;
+    if let Endpoint::Tcp(_) = endpoint {
+        limit_unsent(socket.as_fd(), UNSENT_BYTES).map_err(unreachable)?;
+    }
     Ok((socket.into(), welcome, memory))
 }
 

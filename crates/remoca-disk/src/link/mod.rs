@@ -13,6 +13,7 @@ mod connect;
 mod leaving;
 mod mapped;
 mod memory;
+mod outgoing;
 mod rejoin;
 mod session;
 mod sessions;

@@ -123,7 +123,7 @@ fn write(link: &mut ServerLink, slot: u32) {
 /// Returns the first byte of the page of a slot, or `None` if the page is not there.
 fn read(link: &mut ServerLink, slot: u32) -> Option<u8> {
     let session = link.session_mut(SERVER).unwrap();
-    assert!(session.begin_fetch().is_none(), "a page of a mapped pool is not asked for");
+    assert!(session.begin_fetch(SlotIndex(slot)).is_none(), "a page of a mapped pool is not asked for");
     session.read(SlotIndex(slot)).map(|page| page[0])
 }
 

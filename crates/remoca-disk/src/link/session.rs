@@ -5,9 +5,10 @@
 
 use super::mapped::{Mapped, OWN_REQUEST};
 use super::memory::PoolMemory;
+use super::outgoing::Outgoing;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
-use remoca_protocol::{DecodeError, FRAME_BYTES_MAX, Frame, ReceiveBuffer, RequestId, Welcome, send_page_header};
+use remoca_protocol::{DecodeError, Frame, ReceiveBuffer, RequestId, Welcome};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -64,12 +65,7 @@ pub struct Session {
     mapped: Option<Box<Mapped>>,
     /// Bytes that were received and not handled yet.
     receive: ReceiveBuffer,
-    out: Vec<u8>,
-    /// Number of bytes of `out` that are sent.
-    sent: usize,
-    /// Number of pages in `out` that were not reported to the engine, and of bytes sent towards the next one.
-    pages_waiting: u32,
-    bytes_towards_page: usize,
+    out: Outgoing,
     writable: bool,
     /// Whether the driver was told to watch for the socket to become writable.
     watched: bool,
@@ -93,10 +89,7 @@ impl Session {
             socket: socket.map(File::from),
             mapped: memory.map(mapped),
             receive: ReceiveBuffer::new(RECEIVE_BYTES),
-            out: Vec::new(),
-            sent: 0,
-            pages_waiting: 0,
-            bytes_towards_page: 0,
+            out: Outgoing::default(),
             writable: true,
             watched: false,
         }
@@ -144,23 +137,27 @@ impl Session {
 
     /// Returns the bytes that wait to be sent, to which frames can be added that have no method here.
     pub(super) fn out(&mut self) -> &mut Vec<u8> {
-        &mut self.out
+        self.out.following()
     }
 
-    /// Begins to fetch a page. Returns the bytes that wait to be sent, to which a REQUEST frame is to be added, or `None` if
-    /// the pool is mapped: then [`Self::read`] has the page.
+    /// Begins to fetch the page of a slot. Returns the bytes that wait to be sent, to which a REQUEST frame is to be added, or
+    /// `None` if [`Self::read`] has the page: the pool is mapped, or the page has not left yet.
     #[inline]
-    pub fn begin_fetch(&mut self) -> Option<&mut Vec<u8>> {
+    pub fn begin_fetch(&mut self, slot: SlotIndex) -> Option<&mut Vec<u8>> {
         self.traffic.requested += 1;
-        self.mapped.is_none().then_some(&mut self.out)
+        let is_here = self.mapped.is_some() || self.out.page(slot).is_some();
+        (!is_here).then(|| self.out.overtaking())
     }
 
-    /// Returns the page of a mapped pool's slot, or `None` if it is not there, or the pool is not mapped.
+    /// Returns the page of a mapped pool's slot, or one that has not left yet. Returns `None` if it is not there.
     pub fn read(&mut self, slot: SlotIndex) -> Option<&[u8]> {
-        let page = self.mapped.as_mut()?.read(slot);
+        let page = match &mut self.mapped {
+            Some(mapped) => mapped.read(slot).map(|page| &page[..]),
+            None => self.out.page(slot),
+        };
         let count = if page.is_some() { &mut self.traffic.received } else { &mut self.traffic.taken_back };
         *count += 1;
-        page.map(|page| &page[..])
+        page
     }
 
     /// Returns a copy of the page of a mapped pool's slot, or `None` if the pool is not mapped. It is zero if it is not
@@ -178,9 +175,7 @@ impl Session {
             mapped.write(slot, page);
             return 1;
         }
-        self.out.extend_from_slice(&send_page_header(RequestId(0), slot));
-        self.out.extend_from_slice(page);
-        self.pages_waiting += 1;
+        self.out.push_page(slot, page);
         0
     }
 
@@ -188,7 +183,7 @@ impl Session {
     pub fn move_page(&mut self, from: SlotIndex, to: SlotIndex) {
         match &mut self.mapped {
             Some(mapped) => mapped.relocate(from, to),
-            None => Frame::Move { from, to }.encode(&mut self.out),
+            None => Frame::Move { from, to }.encode(self.out.following()),
         }
     }
 
@@ -200,7 +195,7 @@ impl Session {
         if let Some(mapped) = &mut self.mapped {
             mapped.ask_size(npages);
         }
-        Frame::SetSize { request: RequestId(0), npages }.encode(&mut self.out);
+        Frame::SetSize { request: RequestId(0), npages }.encode(self.out.following());
         Size::Asked
     }
 
@@ -264,7 +259,7 @@ impl Session {
         }
         self.forget_connection(Some(socket));
         if std::mem::take(&mut self.gave_up) {
-            Frame::SetSize { request: OWN_REQUEST, npages: self.granted }.encode(&mut self.out);
+            Frame::SetSize { request: OWN_REQUEST, npages: self.granted }.encode(self.out.following());
         }
         Ok(())
     }
@@ -273,7 +268,6 @@ impl Session {
         self.socket = socket.map(File::from);
         self.receive = ReceiveBuffer::new(RECEIVE_BYTES);
         self.out.clear();
-        (self.sent, self.bytes_towards_page) = (0, 0);
         (self.writable, self.watched) = (true, false);
     }
 
@@ -290,49 +284,25 @@ impl Session {
 
     /// Ends the session. Returns its socket, unless the server is away, and the bytes that have to be sent to leave it in good order, a BYE being
     /// the last frame.
-    pub(super) fn leave(mut self) -> (Option<OwnedFd>, Vec<u8>) {
-        self.out.drain(..self.sent);
-        Frame::Bye.encode(&mut self.out);
-        (self.socket.map(OwnedFd::from), self.out)
+    pub(super) fn leave(self) -> (Option<OwnedFd>, Vec<u8>) {
+        let mut left = self.out.into_rest();
+        Frame::Bye.encode(&mut left);
+        (self.socket.map(OwnedFd::from), left)
     }
 
-    /// Sends the queued bytes, in one system call if the socket accepts them. Returns the number of pages sent, an
-    /// estimate until the queue is empty.
+    /// Sends what is queued, as far as the socket accepts it. Returns the number of pages sent, the last of them perhaps in
+    /// part.
     ///
     /// # Errors
     /// If the connection is lost, or the pool of a mapped session cannot be used any more.
     pub fn flush(&mut self) -> io::Result<u32> {
-        let mut left = 0;
         if let Some(why) = self.mapped.as_ref().and_then(|mapped| mapped.over()) {
             return Err(io::Error::other(why.clone()));
         }
-        let Some(socket) = &self.socket else { return Ok(0) };
-        while self.writable && self.sent < self.out.len() {
-            match rustix::io::write(socket, &self.out[self.sent..]) {
-                Ok(count) => {
-                    self.sent += count;
-                    self.bytes_towards_page += count;
-                }
-                Err(rustix::io::Errno::AGAIN) => self.writable = false,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if self.sent == self.out.len() {
-            self.out.clear();
-            (self.sent, self.bytes_towards_page) = (0, 0);
-            left = std::mem::take(&mut self.pages_waiting);
-        } else if self.sent > 1 << 20 {
-            self.out.drain(..self.sent);
-            self.sent = 0;
-        }
-        // Smaller frames in between make this an estimate; it is exact whenever the queue is empty.
-        while self.bytes_towards_page >= FRAME_BYTES_MAX && self.pages_waiting > 1 {
-            self.bytes_towards_page -= FRAME_BYTES_MAX;
-            self.pages_waiting -= 1;
-            left += 1;
-        }
-        Ok(left)
+        let Some(socket) = self.socket.as_ref().filter(|_| self.writable) else { return Ok(0) };
+        let sent = self.out.send(|bytes| rustix::io::write(socket, bytes))?;
+        self.writable = !sent.is_full;
+        Ok(sent.pages)
     }
 
     /// Receives frames and passes each one to `take`. Returns whether there may be more.
@@ -351,7 +321,7 @@ impl Session {
                     _ => {}
                 }
                 let is_for_link = match &mut self.mapped {
-                    Some(mapped) => mapped.hear(&frame, self.granted, &mut self.out),
+                    Some(mapped) => mapped.hear(&frame, self.granted, self.out.following()),
                     // A server has no memory of such a pool to take back.
                     None => matches!(frame, Frame::TakeBack { .. }),
                 };

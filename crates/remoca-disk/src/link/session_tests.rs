@@ -2,7 +2,7 @@
 
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{PoolGeneration, RequestId, SendCount, ServerId, VERSION, decode, send_page_header};
+use remoca_protocol::{FRAME_BYTES_MAX, PoolGeneration, SendCount, ServerId, VERSION, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{Read, Write};
 
@@ -24,9 +24,7 @@ fn session() -> (Session, File) {
 /// Queues pages `from..to`, each with its number in every byte and as its slot.
 fn queue(session: &mut Session, pages: std::ops::Range<u32>) {
     for page in pages {
-        session.out.extend_from_slice(&send_page_header(RequestId(0), SlotIndex(page)));
-        session.out.extend_from_slice(&[page.to_le_bytes()[0]; PAGE_SIZE]);
-        session.pages_waiting += 1;
+        session.send_page(SlotIndex(page), &[page.to_le_bytes()[0]; PAGE_SIZE]);
     }
 }
 
@@ -62,12 +60,11 @@ fn slots(mut stream: &[u8]) -> (Vec<u32>, bool) {
 
 #[test]
 fn a_server_that_takes_little_at_a_time_gets_everything_once() {
-    // Longer than what is sent before the front of the output is cut off.
     const PAGES: u32 = 1200;
     let (mut session, mut server) = session();
     let (mut stream, mut told, mut queued) = (Vec::new(), 0, 0);
     while told < PAGES {
-        if queued < PAGES && session.pages_waiting < 600 {
+        if queued < PAGES && queued - told < 600 {
             queue(&mut session, queued..queued + 100);
             queued += 100;
         }
@@ -77,7 +74,6 @@ fn a_server_that_takes_little_at_a_time_gets_everything_once() {
         read(&mut server, 30_000, &mut stream);
         session.writable = true;
     }
-    assert_eq!(session.pages_waiting, 0);
     read(&mut server, 1 << 20, &mut stream);
     assert_eq!(slots(&stream), ((0..PAGES).collect(), false));
 }
@@ -100,6 +96,18 @@ fn a_session_that_is_left_sends_the_rest_and_nothing_twice() {
         stream.extend_from_slice(&rest);
         assert_eq!(slots(&stream), ((0..600).collect(), true), "after {reads} looks of the server");
     }
+}
+
+#[test]
+fn a_page_that_has_not_left_is_not_requested() {
+    let (mut session, _server) = session();
+    queue(&mut session, 3..5);
+    assert!(session.begin_fetch(SlotIndex(4)).is_none());
+    assert_eq!(session.read(SlotIndex(4)), Some(&[4; PAGE_SIZE][..]));
+    assert!(session.begin_fetch(SlotIndex(5)).is_some());
+    assert_eq!(session.flush().unwrap(), 2);
+    assert!(session.begin_fetch(SlotIndex(4)).is_some());
+    assert_eq!(session.traffic(), Traffic { sent: 2, requested: 3, received: 1, taken_back: 0 });
 }
 
 #[test]

@@ -195,8 +195,8 @@ fn two_sessions_send_and_receive_apart_and_end_apart() {
     for (server, slots) in [(a, 0..2), (b, 5..8)] {
         let session = link.session_mut(server).unwrap();
         slots.clone().for_each(|slot| assert_eq!(session.send_page(SlotIndex(slot), &[1; PAGE_SIZE]), 0));
-        let request = Frame::Request { request: RequestId(slots.start), slot: SlotIndex(slots.start) };
-        request.encode(session.begin_fetch().unwrap());
+        let request = Frame::Request { request: RequestId(slots.start), slot: SlotIndex(slots.end) };
+        request.encode(session.begin_fetch(SlotIndex(slots.end)).unwrap());
     }
     let flushed: Vec<_> =
         sessions(&link).into_iter().map(|server| link.session_mut(server).unwrap().flush().unwrap()).collect();
@@ -204,8 +204,8 @@ fn two_sessions_send_and_receive_apart_and_end_apart() {
     {
         let servers = network.servers.lock().unwrap();
         let at = |server: ServerNumber| received(&servers[server.0 as usize]);
-        assert_eq!(at(a), (vec![0, 1], vec![0]));
-        assert_eq!(at(b), (vec![5, 6, 7], vec![5]));
+        assert_eq!(at(a), (vec![0, 1], vec![2]));
+        assert_eq!(at(b), (vec![5, 6, 7], vec![8]));
         assert_eq!(at(c), (vec![], vec![]), "it has no session");
         let mut answer = Vec::new();
         Frame::SendPage { request: RequestId(5), slot: SlotIndex(5), page: &[1; PAGE_SIZE] }.encode(&mut answer);
