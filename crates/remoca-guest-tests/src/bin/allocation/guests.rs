@@ -9,7 +9,7 @@
 
 use crate::watch::{Limits, Looks, Sizes, Watch};
 use crate::{NAMES, Pair, Plan, WINDOW, host, turn};
-use remoca_guest_tests::readers::{Bench, Kind, MIB, Memory, Observed, Reader, Work};
+use remoca_guest_tests::readers::{Bench, Kind, MIB, Memory, Observed, RECORD_BYTES, Reader, Work};
 use remoca_guest_tests::{Result, remoca};
 use remoca_host::record::Paths;
 use remoca_host::socket;
@@ -30,9 +30,11 @@ const TOTAL: u64 = 3 * TIER + RESERVE;
 /// Memory of guests and tiers together.
 const HOST: u64 = TOTAL + 3 * GUEST_MIB as u64 * MIB;
 const LARGE_MIB: u64 = 112;
-const PLAN: Plan = Plan::new(1500, 2500, CurveGrid { first_bytes: 0, step_bytes: MIB, count: 257 });
+/// Reads all of it once, so that no later read is the first of its block, which misses at every size.
+const FIRST: Work = Work { set: "large", pattern: "seq", count: LARGE_MIB * MIB / RECORD_BYTES, noise: None };
+const PLAN: Plan = Plan::new(1500, FIRST, CurveGrid { first_bytes: 0, step_bytes: MIB, count: 257 });
 /// Turns before and after the round, the last of which counts.
-const BEFORE: u64 = 3;
+const BEFORE: u64 = 5;
 const AFTER: u64 = 4;
 /// Longest time of a round.
 const ROUND_MAX: Duration = Duration::from_secs(1800);

@@ -84,15 +84,15 @@ struct Plan {
 }
 
 impl Plan {
-    /// Returns reads with so many records in each turn of the first two VMs, and in the first turn.
-    const fn new(count: u64, first: u64, grid: CurveGrid) -> Self {
+    /// Returns reads with so many records in each turn of the first two VMs.
+    const fn new(count: u64, first: Work, grid: CurveGrid) -> Self {
         Self {
             works: [
                 Work { set: "large", pattern: "zipf", count, noise: None },
                 Work { set: "large", pattern: "rand", count, noise: None },
                 Work { set: "small", pattern: "class", count: count / 5 * 8, noise: Some("noise") },
             ],
-            first: Work { set: "large", pattern: "rand", count: first, noise: None },
+            first,
             grid,
         }
     }

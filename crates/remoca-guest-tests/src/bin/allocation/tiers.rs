@@ -19,7 +19,8 @@ use std::time::Duration;
 
 const GUEST_MIB: u32 = 96;
 const TOTAL: u64 = 144 * MIB;
-const PLAN: Plan = Plan::new(2000, 6000, CurveGrid { first_bytes: 0, step_bytes: MIB, count: 145 });
+const FIRST: Work = Work { set: "large", pattern: "rand", count: 6000, noise: None };
+const PLAN: Plan = Plan::new(2000, FIRST, CurveGrid { first_bytes: 0, step_bytes: MIB, count: 145 });
 const BOUNDS: [&str; 2] = ["5%", "25%"];
 /// Bound of the figures at the top of the file.
 const MAIN_BOUND: &str = "25%";
