@@ -28,15 +28,16 @@ dist: deps
 bench-server: deps
 	cargo run --release -p remoca-bench -- server
 
-# All targets, P1 to P20 and rows A1.3 to A1.9: out/bench/targets.json, and a table. ONLY=P9,P10 runs some; about 15 minutes for all.
+# All targets, P1 to P20 and rows A1.3 to A2.3: out/bench/targets.json, and a table. ONLY=P9,P10 runs some; about 15 minutes for all.
 bench-targets: deps
 	cargo build --release -p remoca-cli -p remoca-bench
+	cargo build --release -p remoca-cli --features ablation --bin remoca-ablation
 	cargo run --release --quiet -p remoca-bench -- targets $(if $(ONLY),--only $(ONLY))
 
-# Local tiers of three guests, divided by their curves, and what came of it: out/bench/allocation.json. Blocks are counted, so other load
-# does not matter; about 20 minutes.
+# Local tiers of three guests, divided by their curves, then a round in which the guests lend memory of their own, and what came of it:
+# out/bench/allocation.json. Blocks are counted, so other load does not matter; about 40 minutes. PART=tiers or PART=guests runs one.
 bench-allocation: deps
-	cargo run --package remoca-guest-tests --bin allocation
+	cargo run --package remoca-guest-tests --bin allocation $(PART)
 
 lint:
 	cargo xtask lint

@@ -1,6 +1,6 @@
 //! The targets, and how a row of `targets.json` is made of a figure and its target.
 //!
-//! Rows of section 1 of the design's anchors begin with A: 1.3, 1.6 and 1.7 are in `tiers.rs`, 1.9 is in `takeback.rs`, and the
+//! Rows of the design's anchors begin with A: 1.3, 1.6 and 1.7 are in `tiers.rs`, 1.9 is in `takeback.rs`, and the
 //! others are in `targets`.
 
 use remoca_lab::figures::{Figure, Spread};
@@ -90,6 +90,9 @@ pub const WANTED: &[Wanted] = &[
     most("A1.9-read", 1.1, "", "longest read meanwhile over that of the disk alone"),
     most("A1.10-gbit", 1.05, "", "median hit over a link of 1 Gbit that evicted pages fill over without these"),
     most("A1.10-100mbit", 1.05, "", "the same, 100 Mbit"),
+    most("A2.3-hit", 1.005, "", "local hits, depth 32: CPU with miss-ratio curves over without"),
+    most("A2.3-miss", 1.005, "", "the same, misses of a guest with an agent"),
+    most("A2.3-evicted", 1.005, "", "the same, local hits with an evicted page for each"),
 ];
 
 /// A figure beside its target: one object of `targets.json`.
@@ -231,7 +234,7 @@ mod tests {
     #[test]
     fn every_number_has_a_row_and_no_two_rows_have_a_name() {
         let numbers: BTreeSet<&str> = WANTED.iter().map(Wanted::number).collect();
-        let anchors = ["A1.3", "A1.4", "A1.5", "A1.6", "A1.7", "A1.8", "A1.9", "A1.10"].map(String::from);
+        let anchors = ["A1.3", "A1.4", "A1.5", "A1.6", "A1.7", "A1.8", "A1.9", "A1.10", "A2.3"].map(String::from);
         let all: BTreeSet<String> = (1..=20).map(|number| format!("P{number}")).chain(anchors).collect();
         assert_eq!(numbers, all.iter().map(String::as_str).collect());
         assert_eq!(WANTED.iter().map(|wanted| wanted.id).collect::<BTreeSet<_>>().len(), WANTED.len());

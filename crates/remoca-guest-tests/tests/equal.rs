@@ -14,7 +14,7 @@ fn a_local_tier_is_worth_as_much_as_memory_of_the_guest() -> Result<()> {
     let bench = Bench::new(remoca()?, &[("set", 96)], 64 * MIB)?;
     let work = Work { set: "set", pattern: "rand", count: 1200, noise: None };
     let read = |left_mib: u32, kind: Kind| {
-        let memory = Memory { boot_mib: GUEST_MIB + TIER_MIB, left_mib };
+        let memory = Memory { boot_mib: GUEST_MIB + TIER_MIB, left_mib, lends: false };
         let mut vm = bench.start("vm", memory, kind)?;
         let warm = vm.read(&work, 1, GRID)?;
         let counted = vm.read(&work, 2, GRID)?;

@@ -4,6 +4,7 @@
 //! processors or to another network; if it fails, its rows say why, and the others go on. What takes a guest, or long, has a
 //! command of its own, whose last result is taken.
 
+mod curves;
 mod disk;
 mod killed;
 mod links;
@@ -63,6 +64,7 @@ const GROUPS: &[Group] = &[
     Group { ids: &["A1.8"], measure: killed::hits },
     Group { ids: &["A1.9-back", "A1.9-time", "A1.9-read"], measure: taken_back },
     Group { ids: &["A1.10-gbit", "A1.10-100mbit"], measure: narrow::figures },
+    Group { ids: &["A2.3-hit", "A2.3-miss", "A2.3-evicted"], measure: curves::cost },
 ];
 
 fn servers(scale: &Scale) -> Result<Found> {

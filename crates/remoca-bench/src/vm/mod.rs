@@ -116,10 +116,13 @@ impl Drop for Program {
 
 /// Returns the path of `remoca`, next to this program.
 pub fn remoca() -> Result<PathBuf> {
-    let path = std::env::current_exe()?.with_file_name("remoca");
-    if !path.exists() {
-        bail!("{} does not exist: build it with cargo build --release -p remoca-cli", path.display());
-    }
+    program("remoca", "cargo build --release -p remoca-cli")
+}
+
+/// Returns the path of a program next to this one. `command` is what builds it.
+pub fn program(name: &str, command: &str) -> Result<PathBuf> {
+    let path = std::env::current_exe()?.with_file_name(name);
+    ensure!(path.exists(), "{} does not exist: build it with {command}", path.display());
     Ok(path)
 }
 

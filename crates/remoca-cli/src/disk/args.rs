@@ -30,6 +30,7 @@ const NOT_IN_FILES: &[&str] = &[
     "print-capabilities",
     "check-handover",
     "omit-rule",
+    "no-curves",
     "kill-at",
     "panic-at",
     "hold-at",
@@ -185,6 +186,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "RULE")]
     omit_rule: Option<String>,
 
+    /// Keep no miss-ratio curves, to measure what they cost
+    #[cfg(feature = "ablation")]
+    #[arg(long)]
+    no_curves: bool,
+
     /// Kill this process when it passes a narrow place for the N-th time
     #[cfg(feature = "ablation")]
     #[arg(long, value_name = "PLACE:N")]
@@ -281,6 +287,10 @@ pub(super) fn options(args: DiskArgs, control: PathBuf) -> Result<Options> {
         hedges: !args.no_hedge,
         looks_at_frames: !args.no_frames,
         notice: None,
+        #[cfg(feature = "ablation")]
+        keeps_curves: !args.no_curves,
+        #[cfg(not(feature = "ablation"))]
+        keeps_curves: true,
         #[cfg(feature = "ablation")]
         rules: rules(args.omit_rule.as_deref())?,
         #[cfg(not(feature = "ablation"))]

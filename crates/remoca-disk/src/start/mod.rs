@@ -171,7 +171,8 @@ fn parts(
     let start = || start_engine(options, &config, inherited.as_mut(), found.are_away, caution);
     let mut started = beside(&mut disks, port.as_mut(), start).context("cannot start a thread")??;
     number(&mut disks, &mut started, inherited.is_some());
-    let EngineStart { engine, state, cold_reason, former, is_handed_over } = started;
+    let EngineStart { mut engine, state, cold_reason, former, is_handed_over } = started;
+    engine.keep_curves(options.keeps_curves);
     disks.iter_mut().for_each(|disk| disk.kept_open &= is_handed_over);
     let listeners = inherited.as_mut().map(Inherited::nbd).unwrap_or_default();
     let nbd = exports.serve(&options.nbd, options.socket_group, listeners)?;

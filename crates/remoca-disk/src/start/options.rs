@@ -58,6 +58,8 @@ pub struct Options {
     pub looks_at_frames: bool,
     /// What `remoca status` reports of the configuration, if it cannot be used.
     pub notice: Option<String>,
+    /// Whether miss-ratio curves are kept: always, except in a build that measures what they cost.
+    pub keeps_curves: bool,
     /// Rules of the engine: all of them, except in a build that shows their purpose.
     pub rules: Rules,
 }

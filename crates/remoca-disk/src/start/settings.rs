@@ -146,6 +146,7 @@ mod tests {
             hedges: true,
             looks_at_frames: true,
             notice: None,
+            keeps_curves: true,
             rules: Rules::default(),
         }
     }

@@ -104,7 +104,7 @@ fn run(bench: &Bench, guest_mib: u32, kind: Kind, works: &[&Work]) -> Result<Vec
 }
 
 fn run_one(bench: &Bench, guest_mib: u32, kind: Kind, work: &Work) -> Result<Run> {
-    let mut vm = bench.start("vm", Memory { boot_mib: BOOT_MIB, left_mib: guest_mib }, kind)?;
+    let mut vm = bench.start("vm", Memory { boot_mib: BOOT_MIB, left_mib: guest_mib, lends: false }, kind)?;
     if work.pattern != "seq" {
         vm.read(&FIRST, 0, GRID)?;
     }

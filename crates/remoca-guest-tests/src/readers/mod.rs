@@ -13,7 +13,7 @@ pub use work::{RECORD_BYTES, Work};
 use crate::{LIMIT, Result, start_agent};
 use remoca_io::control;
 use remoca_lab::workload::dataset;
-use remoca_lab::{Disk, Guest, GuestConfig, Lab, Service, program, store};
+use remoca_lab::{Disk, Guest, GuestConfig, Lab, Qmp, Service, program, store};
 use remoca_protocol::control::{Command as Ask, CurveGrid, CurveStatus, Reply, Status};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -51,13 +51,25 @@ pub struct Memory {
     pub boot_mib: u32,
     /// What a balloon leaves it. The kernel's own tables stay as large as after the boot.
     pub left_mib: u32,
+    /// Whether the host's daemon may take some of it: with a balloon, and a monitor at `NAME.qmp`.
+    pub lends: bool,
 }
 
 impl Memory {
     /// Returns memory of which a balloon takes nothing.
     #[must_use]
     pub fn all(mib: u32) -> Self {
-        Self { boot_mib: mib, left_mib: mib }
+        Self { boot_mib: mib, left_mib: mib, lends: false }
+    }
+
+    /// Returns memory of which the host's daemon may take some.
+    #[must_use]
+    pub fn lending(mib: u32) -> Self {
+        Self { lends: true, ..Self::all(mib) }
+    }
+
+    fn has_balloon(self) -> bool {
+        self.lends || self.left_mib < self.boot_mib
     }
 }
 
@@ -135,16 +147,27 @@ impl Bench {
             config = config.disk(Disk::vhost_user("port", &port)).payload("remoca-agent", &agent);
         }
         config.boot_limit = LIMIT;
-        if memory.left_mib < memory.boot_mib {
-            config.qemu_args.extend(["-device".into(), "virtio-balloon-pci".into()]);
-        }
+        config.balloon = memory.has_balloon();
+        config.monitor = memory.lends.then(|| path("qmp"));
         let guest = config.boot(&self.lab)?;
         let mut reader = Reader { control, process, guest, kind };
         reader.prepare()?;
+        if memory.has_balloon() {
+            reader.guest.run("modprobe virtio_balloon", LIMIT)?;
+        }
         if memory.left_mib < memory.boot_mib {
             reader.inflate(memory.left_mib)?;
         }
         Ok(reader)
+    }
+}
+
+/// Returns the status of the VM process at a control socket.
+pub fn status(control: &Path) -> Result<Status> {
+    match control::call(control, Ask::Status)? {
+        Reply::Status(status) => Ok(*status),
+        Reply::Curve(_) => Err("it is no status".into()),
+        Reply::Error { error } => Err(error.into()),
     }
 }
 
@@ -164,7 +187,6 @@ impl Reader {
 
     /// Inflates the balloon until the guest has so much memory left.
     fn inflate(&mut self, left_mib: u32) -> Result<()> {
-        self.guest.run("modprobe virtio_balloon", LIMIT)?;
         let mut monitor = self.guest.qmp()?;
         let (bytes, deadline) = (u64::from(left_mib) * MIB, Instant::now() + LIMIT);
         monitor.execute("balloon", json!({"value": bytes}))?;
@@ -180,13 +202,19 @@ impl Reader {
         }
     }
 
+    /// Returns the control socket of the VM process.
+    pub fn control(&self) -> &Path {
+        &self.control
+    }
+
+    /// Returns the laboratory's monitor of the guest's QEMU, which may be taken once.
+    pub fn monitor(&mut self) -> Result<Qmp> {
+        Ok(self.guest.qmp()?)
+    }
+
     /// Returns the status of the VM process.
     pub fn status(&self) -> Result<Status> {
-        match control::call(&self.control, Ask::Status)? {
-            Reply::Status(status) => Ok(*status),
-            Reply::Curve(_) => Err("it is no status".into()),
-            Reply::Error { error } => Err(error.into()),
-        }
+        status(&self.control)
     }
 
     /// Returns the curve of the VM process at the sizes, or `None` while there is none.

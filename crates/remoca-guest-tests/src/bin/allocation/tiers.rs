@@ -1,52 +1,37 @@
-//! Divides local tiers among three guests by their curves, and counts what came of it (the paper's section 6.5, Tables 2 and 3).
+//! The division of local tiers.
 //!
-//! Three guests of 96 MiB share 144 MiB of local tiers. *zipf* and *rand* read over 128 MiB each. *light* reads 16 MiB by classes, and a light task
-//! in the background reads through much more without coming back to it: its working set is larger than its memory, and yet it needs little. All
-//! read first with equal tiers, a minute and more for each turn, so that the curves forget the start. Then `remoca host` divides by the curves of
-//! the VM processes, with bounds of 5 % and 25 %, by each policy. The best division with 25 % is moved by `remoca host --apply`, the others by
-//! `remoca set --local`. With each division other reads of the same patterns are made. Predicted and measured ratios are blocks from the disk against those with
-//! equal tiers.
-//!
-//! Guests read one after the other. Blocks are counted, nothing is timed. `make bench-allocation` writes `out/bench/allocation.json`.
+//! Three guests of 96 MiB share 144 MiB of local tiers. All read first with equal tiers, a minute and more for each turn, so that the curves forget
+//! the start. Then `remoca host` divides by the curves of the VM processes, with bounds of 5 % and 25 %, by each policy. The best division with 25 %
+//! is moved by `remoca host --apply`, the others by `remoca set --local`. With each division other reads of the same patterns are made. Predicted and
+//! measured ratios are blocks from the disk against those with equal tiers.
 
+use crate::{NAMES, Pair, Plan, RATIO_FLOOR, WINDOW};
 use remoca_guest_tests::readers::{Bench, Kind, MIB, Memory, Observed, Reader, Work};
 use remoca_guest_tests::{Result, remoca};
 use remoca_lab::figures;
 use remoca_protocol::control::CurveGrid;
 use remoca_protocol::host::HostReport;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, btree_map::Entry};
 use std::ops::Range;
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const GUEST_MIB: u32 = 96;
 const TOTAL: u64 = 144 * MIB;
-const GRID: CurveGrid = CurveGrid { first_bytes: 0, step_bytes: MIB, count: 145 };
+const FIRST: Work = Work { set: "large", pattern: "rand", count: 6000, noise: None };
+const PLAN: Plan = Plan::new(2000, FIRST, CurveGrid { first_bytes: 0, step_bytes: MIB, count: 145 });
 const BOUNDS: [&str; 2] = ["5%", "25%"];
 /// Bound of the figures at the top of the file.
 const MAIN_BOUND: &str = "25%";
 const POLICIES: [&str; 4] = ["optimal", "greedy", "esx", "equal"];
-const NAMES: [&str; 3] = ["zipf", "rand", "light"];
-const WORKS: [Work; 3] = [
-    Work { set: "large", pattern: "zipf", count: 2000, noise: None },
-    Work { set: "large", pattern: "rand", count: 2000, noise: None },
-    Work { set: "small", pattern: "class", count: 3200, noise: Some("noise") },
-];
-/// Reads at the start: nearly all blocks for the first time, which misses at every size.
-const FIRST: Work = Work { set: "large", pattern: "rand", count: 6000, noise: None };
 /// Turns before the division, and turns with each division, the last of which counts: a tier that has grown fills slowly. No turn is made twice: a guest that read the same turns
 /// again and again would be in a loop, and tiers would suit the loop and not the pattern.
 const BEFORE: u64 = 5;
 const WITH_EACH: u64 = 5;
 const TURNS_MAX: u64 = BEFORE + WITH_EACH * (BOUNDS.len() * POLICIES.len()) as u64;
-/// Miss ratio below which the product counts no gain, as in `remoca_core::allocation`.
-const RATIO_FLOOR: f64 = 1e-4;
 /// Errors of ratios below this one are shares of it.
 const RATIO_LEAST: f64 = 0.05;
-/// Minimum length of a window of a curve.
-const WINDOW: Duration = Duration::from_secs(61);
 
 /// Tiers of the three VMs, in bytes.
 type Tiers = [u64; 3];
@@ -79,13 +64,8 @@ struct Share {
     error: f64,
 }
 
-#[derive(Clone, Copy, Serialize)]
-struct Pair {
-    predicted: f64,
-    measured: f64,
-}
-
-fn main() -> Result<()> {
+/// Measures the divisions, and returns the figures.
+pub fn measure() -> Result<Map<String, Value>> {
     let sets = [("large", 128), ("small", 16), ("noise", Work::noise_mib(TURNS_MAX).next_multiple_of(16))];
     let bench = Bench::new(remoca()?, &sets, TOTAL)?;
     let equal = [TOTAL / 3; 3];
@@ -116,35 +96,21 @@ fn main() -> Result<()> {
     vms.into_iter().try_for_each(Reader::end)?;
     let outcomes: Vec<Outcome> =
         proposals.iter().map(|proposal| outcome(proposal, &before, &measured[&proposal.tiers])).collect();
-    report(&outcomes, &before)
+    Ok(report(&outcomes, &before))
 }
 
-/// Has each VM make its turns of reads, one VM after the other; each turn of all takes at least so long. Returns what the last turn counted.
+/// Has the VMs make their turns of reads. Returns what the last turn counted.
 fn turns(vms: &mut [Reader], turns: Range<u64>, least: Duration) -> Result<Vec<Observed>> {
     let mut last = Vec::new();
     for turn in turns {
-        let began = Instant::now();
-        last.clear();
-        for ((vm, work), name) in vms.iter_mut().zip(&WORKS).zip(NAMES) {
-            let work = if turn == 0 && work.noise.is_none() { &FIRST } else { work };
-            let observed = vm.read(work, turn, GRID)?;
-            let Observed { read, from_disk, lost, .. } = &observed;
-            eprintln!("  {name}, turn {turn}: {read} read, {from_disk} from disk, {lost} lost");
-            last.push(observed);
-        }
-        // Each turn is in a window of its own, so that the curve forgets the first reads, as it would after some minutes.
-        std::thread::sleep(least.saturating_sub(began.elapsed()));
+        last = crate::turn(vms, &PLAN, turn, least)?;
     }
     Ok(last)
 }
 
 /// Runs `remoca host` once, with these arguments.
 fn host(bench: &Bench, arguments: &[&str]) -> Result<HostReport> {
-    let mut command = Command::new(bench.program());
-    command.args(["host", "--once", "-o", "json", "--tier", "local", "--window", "1s"]).args(arguments);
-    command.args(["--total", &TOTAL.to_string()]);
-    command.arg("--sockets").arg(bench.folder()).arg("--config").arg(bench.folder().join("config"));
-    let output = command.output()?;
+    let output = crate::host(bench, TOTAL).args(["--window", "1s"]).args(arguments).output()?;
     if !output.status.success() {
         return Err(format!("remoca host: {}", String::from_utf8_lossy(&output.stderr)).into());
     }
@@ -208,16 +174,12 @@ fn outcome(proposal: &Proposal, before: &[Observed], after: &[Observed]) -> Outc
         }
     };
     let vms: BTreeMap<_, _> = NAMES.into_iter().zip((0..NAMES.len()).map(share)).collect();
-    let mean = |of: fn(&Pair) -> f64| {
-        let product: f64 = vms.values().map(|share| of(&share.ratio).max(RATIO_FLOOR)).product();
-        product.cbrt()
-    };
-    let geometric_mean = Pair { predicted: mean(|pair| pair.predicted), measured: mean(|pair| pair.measured) };
+    let geometric_mean = Pair::mean(vms.values().map(|share| &share.ratio));
     Outcome { bound: proposal.bound, policy: proposal.policy, vms, geometric_mean }
 }
 
-/// Prints a table, and writes the file.
-fn report(outcomes: &[Outcome], before: &[Observed]) -> Result<()> {
+/// Prints a table, and returns the figures.
+fn report(outcomes: &[Outcome], before: &[Observed]) -> Map<String, Value> {
     println!(
         "| bound | policy | VM | tier, MiB | from disk | predicted | (by the same reads) | measured | geometric mean |"
     );
@@ -241,6 +203,7 @@ fn report(outcomes: &[Outcome], before: &[Observed]) -> Result<()> {
     let touched: BTreeMap<_, _> = NAMES.iter().zip([128, 128, 16 + Work::noise_mib(BEFORE)]).collect();
     let measured = |bound: &str| means(bound).into_iter().map(|(policy, pair)| (policy, pair.measured)).collect();
     let measured: BTreeMap<&str, f64> = measured(MAIN_BOUND);
+    println!("\nprediction_error_max {error_max:.3}");
     let value = json!({
         "made_unix_s": figures::unix_s(),
         "load_average": figures::load_average(),
@@ -252,10 +215,6 @@ fn report(outcomes: &[Outcome], before: &[Observed]) -> Result<()> {
         "divisions": outcomes,
         "equal_tiers": before,
     });
-    let folder = figures::folder();
-    std::fs::create_dir_all(&folder)?;
-    let path = folder.join("allocation.json");
-    std::fs::write(&path, format!("{value:#}\n"))?;
-    println!("\nprediction_error_max {error_max:.3}; {}", path.display());
-    Ok(())
+    let Value::Object(figures) = value else { return Map::new() };
+    figures
 }
