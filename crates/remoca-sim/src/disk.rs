@@ -127,6 +127,8 @@ impl History {
 pub struct ModelDisk {
     sectors: Vec<History>,
     running: BTreeMap<IoId, Running>,
+    /// Sector after those of the newest I/O.
+    end: usize,
     /// Whether acknowledged writes are lost: flushes fail from now on.
     spoiled: bool,
     /// Error of a flush whose result was never received.
@@ -141,7 +143,7 @@ impl ModelDisk {
         let sectors = content
             .map(|value| History { versions: vec![Version { since: 0, value }], durable: 0, lost: 0, acknowledged: 0 })
             .collect();
-        Self { sectors, running: BTreeMap::new(), spoiled: false, unheard: None, overwritten: None }
+        Self { sectors, running: BTreeMap::new(), end: 0, spoiled: false, unheard: None, overwritten: None }
     }
 
     /// Returns the current content of `range`.
@@ -149,8 +151,14 @@ impl ModelDisk {
         self.sectors[range].iter().map(History::now)
     }
 
+    /// Returns whether an I/O of `range` goes on behind the newest one.
+    pub fn is_before(&self, range: &Range<usize>) -> bool {
+        self.end <= range.start
+    }
+
     /// Begins an I/O that takes effect in `portions` portions (1 ..= 3).
     pub fn issue(&mut self, id: IoId, io: Io, portions: u8, random: &mut Random) {
+        self.end = io.sectors.end;
         let count = io.sectors.len();
         let portion = |_| u8::try_from(random.below(u64::from(portions))).unwrap_or(0);
         let portions = (0..count).map(portion).collect();

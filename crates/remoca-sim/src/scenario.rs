@@ -92,6 +92,8 @@ pub struct Machine {
     /// Number of blocks at the start of the disk that most reads are for, more than the guest keeps and fewer than the
     /// cache does; 0 if all blocks are alike.
     pub working_set: usize,
+    /// Whether its disks read on quickly and are slow to go back.
+    pub seeks: bool,
     /// Whether buffers run out, so that a hedge's disk read starts late.
     pub starves: bool,
 }
@@ -126,6 +128,7 @@ impl Machine {
             hedge: !key[0].is_multiple_of(4),
             reads: random.between(40..=90),
             working_set: 0,
+            seeks: key[6].is_multiple_of(2),
             starves: key[2].is_multiple_of(3),
         }
     }

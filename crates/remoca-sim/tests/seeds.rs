@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const SEEDS: u64 = 3_000;
 
 /// Counters that a healthy simulation moves; each must reach the given number. An event that never happens is never tested.
-const HAPPENS: [(&str, u64); 55] = [
+const HAPPENS: [(&str, u64); 56] = [
     ("hit_blocks", 10_000),
     ("zero_blocks", 10_000),
     ("covered_blocks", 10_000),
@@ -36,6 +36,7 @@ const HAPPENS: [(&str, u64); 55] = [
     ("hedges_won", 3_000),
     ("breaker_openings", 10),
     ("probes", 30),
+    ("stream_reads", 200),
     ("disk_errors", 5_000),
     ("flushes_failed", 1_000),
     ("lost_sends", 1_000),

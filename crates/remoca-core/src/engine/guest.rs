@@ -1,32 +1,21 @@
-//! Events of guests and their disks: which blocks of a read the cache answers, which blocks a write makes unreachable, and
-//! what a completed disk I/O teaches about its blocks.
+//! Events of guests and their disks: which blocks a write makes unreachable, and what a completed disk I/O teaches about its blocks.
 
-use super::breaker::Route;
 use super::disks::page_of;
-use super::fetches::{Fetch, Source};
-use super::requests::{Pages, ReadReason, Request};
+use super::requests::{Pages, Request};
 use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Place, Tiers};
 use crate::rules::Rule;
-use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, POOLS_MAX, PoolIndex, PoolSet};
-use std::ops::{DerefMut, Range};
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos};
+use std::ops::DerefMut;
 
 /// Maximum number of blocks that one write-zeroes makes known. More would push out blocks that the guest reads.
 const ZEROED_BLOCKS_MAX: usize = 1024;
 /// Error of a request that no disk can serve, on Linux.
 const EIO: i32 = 5;
-/// Length of a page, in the type that actions use.
-const PAGE_LENGTH: u32 = 4096;
 
-/// Pages that a read needs from memory servers.
-#[derive(Clone, Copy, Debug)]
-struct ToFetch {
-    count: u32,
-    pools: PoolSet,
-}
-
-fn block_count(range: ByteRange) -> u64 {
+/// Returns the number of blocks that a range touches.
+pub(super) fn block_count(range: ByteRange) -> u64 {
     let touched = range.touched_blocks();
     touched.end - touched.start
 }
@@ -60,145 +49,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    fn begin_read(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, range: ByteRange) {
-        self.race.begin_read(disk);
-        self.stats.read_blocks += block_count(range);
-        if range.covered_blocks() != range.touched_blocks() {
-            self.stats.misaligned_reads += 1;
-            self.curves.bypass(disk, block_count(range));
-            self.ask_disk(now, id, ReadReason::Needed);
-            return;
-        }
-        if !self.disks.is_sound(disk, range) {
-            self.stats.missed_blocks += block_count(range);
-            self.curves.bypass(disk, block_count(range));
-            self.ask_disk(now, id, ReadReason::Needed);
-            return;
-        }
-        let blocks = range.covered_blocks();
-        let found = self.cacheable(disk, blocks.clone());
-        self.note_blocks_read(now, disk, blocks.clone());
-        match found {
-            Ok(fetches) => {
-                let route = self.race.route(now, disk, fetches.pools);
-                if fetches.count > 0 && route == Route::Disk {
-                    self.stats.covered_blocks += block_count(range);
-                    self.ask_disk(now, id, ReadReason::Needed);
-                } else {
-                    self.read_from_cache(now, id, disk, blocks, fetches, route);
-                }
-            }
-            Err(cached) => {
-                self.stats.covered_blocks += cached;
-                self.stats.missed_blocks += (blocks.end - blocks.start) - cached;
-                self.ask_disk(now, id, ReadReason::Needed);
-            }
-        }
-    }
-
-    /// Returns the pages to fetch if the whole read can be answered without the disk. Otherwise returns an error with the
-    /// number of blocks that are cached or zero. A block that must come from the disk brings its neighbours along for free
-    /// (decision 0009). Stores the source of each block for [`Self::read_from_cache`].
-    fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>) -> Result<ToFetch, u64> {
-        let (mut counts, mut there) = ([0_u32; POOLS_MAX as usize], 0);
-        let count = blocks.end - blocks.start;
-        self.sources.clear();
-        if count > 1 {
-            self.index.prefetch(blocks.clone().map(|bno| BlockId { disk, bno: BlockNumber(bno) }));
-        }
-        for bno in blocks {
-            let source = self.source(BlockId { disk, bno: BlockNumber(bno) });
-            self.sources.push(source);
-            match source {
-                Source::Zero => there += 1,
-                Source::Slot { pool, .. } => {
-                    there += 1;
-                    counts[usize::from(pool.0)] += 1;
-                }
-                Source::Disk => {}
-            }
-        }
-        let asked = || PoolIndex::all().zip(counts).filter(|(_, count)| *count > 0);
-        let reachable = asked().all(|(pool, count)| self.pools.can_fetch(pool, count));
-        if there == count && reachable {
-            Ok(ToFetch { count: counts.iter().sum(), pools: asked().map(|(pool, _)| pool).collect() })
-        } else {
-            Err(there)
-        }
-    }
-
-    fn source(&self, block: BlockId) -> Source {
-        let Some((hint, content)) = self.index.look_up(block) else { return Source::Disk };
-        if content == self.prints.zero() {
-            return Source::Zero;
-        }
-        let Some(slot) = self.index.cached_near(hint, content) else { return Source::Disk };
-        match self.index.place_of(slot) {
-            Some((pool, _)) => Source::Slot { slot, pool, content, hint },
-            None => Source::Disk,
-        }
-    }
-
-    fn read_from_cache(
-        &mut self,
-        now: Nanos,
-        id: RequestId,
-        disk: DiskIndex,
-        blocks: Range<u64>,
-        fetches: ToFetch,
-        route: Route,
-    ) {
-        let (mut sent, serial, probe) = (0, self.requests.newest(), route == Route::Both);
-        for (at, (bno, offset)) in blocks.zip((0..).step_by(PAGE_SIZE)).enumerate() {
-            match self.sources[at] {
-                Source::Zero => {
-                    self.actions.push_back(Action::ZeroFill { request: id, offset, length: PAGE_LENGTH });
-                }
-                Source::Slot { slot, pool, content, hint } => {
-                    let Some((_, at)) = self.pools.place_of(slot, &self.index) else { break };
-                    if !self.index.pin(slot) {
-                        break;
-                    }
-                    let block = BlockId { disk, bno: BlockNumber(bno) };
-                    let fetch = Fetch { request: id, serial, block, hint, slot, pool, content, offset, probe };
-                    let fetch = self.pools.begin_fetch(fetch);
-                    self.actions.push_back(Action::Fetch { fetch, at });
-                    sent += 1;
-                }
-                Source::Disk => break,
-            }
-        }
-        if sent < fetches.count {
-            // A slot has the maximum number of pins. The disk answers the read, and the pages already requested arrive
-            // late.
-            self.give_up_pages(now, id);
-        } else if fetches.count == 0 {
-            self.complete_from_cache(id, 0);
-        } else {
-            let pools = fetches.pools;
-            self.requests.begin_wait(id, fetches.count, pools, self.race.slowest(pools));
-            match route {
-                Route::Both if self.race.begin_probe(now, id, disk, serial, pools, &mut self.stats) => {
-                    self.ask_disk(now, id, ReadReason::Probe);
-                }
-                Route::Both => {}
-                Route::Server | Route::Disk => self.race.begin_wait(now, id, serial, pools),
-            }
-        }
-    }
-
-    /// Completes a read without the disk, with `fetched` pages from the server and zeroes for the rest. Blocks are
-    /// counted here and not as they arrive, because until now the disk might have had to answer for all of them.
-    pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
-        if let Some(Request { op: GuestOp::Read(range), .. }) = self.requests.get(id) {
-            self.stats.reads_from_cache += 1;
-            self.stats.hit_blocks += u64::from(fetched);
-            self.stats.zero_blocks += block_count(range) - u64::from(fetched);
-        }
-        self.complete(id, Ok(()));
-    }
-
-    fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
+    pub(super) fn complete(&mut self, id: RequestId, result: Result<(), DiskError>) {
         if let Some(Request { disk, op: GuestOp::Read(range), io, .. }) = self.requests.answer(id) {
             self.stats.reads += 1;
             self.race.end_read(disk);
@@ -209,28 +60,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.actions.push_back(Action::Complete { request: id, result });
     }
 
-    /// Sends a whole read to the disk. The server may still answer the read first.
-    pub(super) fn ask_disk(&mut self, now: Nanos, id: RequestId, reason: ReadReason) {
-        let Some(Request { disk, op: op @ GuestOp::Read(range), pages, .. }) = self.requests.get(id) else { return };
-        self.requests.begin_io(id, self.race.begin_io(now, disk, reason));
-        self.disks.begin_read(disk, id, range);
-        self.actions.push_back(match pages {
-            Pages::Waiting { .. } => Action::DiskToo { request: id, disk, op },
-            Pages::None | Pages::GivenUp => Action::Disk { request: id, disk, op },
-        });
-    }
-
-    /// Gives up the pages of a read, and sends the read to the disk unless the disk is already reading for it.
-    pub(super) fn give_up_pages(&mut self, now: Nanos, id: RequestId) {
-        let Some(request) = self.requests.give_up_pages(id) else { return };
-        self.race.note_no_page(&request);
-        if request.io.is_none() {
-            self.ask_disk(now, id, ReadReason::Needed);
-        }
-    }
-
     fn begin_modification(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, op: GuestOp) {
         self.disks.begin_modification(disk, id, range, op, &mut self.index);
+        self.streams.begin_modification(disk);
         self.curves.overwritten(disk, range.touched_blocks());
         if self.rules.hold(Rule::Invalidation) {
             let partial_too = self.rules.hold(Rule::PartialWrite);
@@ -272,6 +104,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         };
         self.disks.end_io(disk, id);
         self.race.end_io(disk, io.reason, range, true);
+        self.streams.skip_io(disk);
         self.requests.remove(id);
     }
 
@@ -287,6 +120,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let clean = self.disks.end_io(request.disk, id) && result.is_ok();
         let io = request.io.expect("the disk completes reads that it was asked for");
         self.race.end_io(request.disk, io.reason, range, request.answered);
+        self.streams.end_io(now, request.disk, range, &io, result.is_ok());
         if result.is_ok() {
             self.race.note_disk(now, request, io);
         }

@@ -4,7 +4,8 @@
 //! A driver (`remoca-disk`, or the simulator) calls it and executes the actions in order. After every `handle_*` call it
 //! drains `poll_action` before the next one, except that several messages of a server may be handled in a row.
 //! [`DiskEngine`] routes events to its parts: `requests`, `disks`, `pools` (one for each session with a memory server),
-//! `placement` (all servers), `race` (between servers and disk), `admit`, and the index; `watch` feeds the `curves`.
+//! `placement` (all servers), `race` (between servers and disk), `streams` (that the disk reads on), `admit`, and the index; `watch` feeds
+//! the `curves`.
 //! 1. A completed read returns, for each sector, the last write that completed before the read began, or a concurrent one.
 //! 2. A block that a write touches is unreachable before the write is issued ([`overlap`] guards reads in flight).
 //! 3. Every request completes exactly once. No fault of a server reaches the guest.
@@ -38,6 +39,7 @@ mod pool_size;
 mod pools;
 mod race;
 mod random;
+mod reads;
 mod requests;
 mod rival;
 mod server;
@@ -46,6 +48,7 @@ mod shares;
 mod sharing;
 mod speculative;
 mod stats;
+mod streams;
 mod swap;
 mod types;
 mod watch;
@@ -77,6 +80,7 @@ use race::Race;
 use requests::Requests;
 use std::collections::VecDeque;
 use std::ops::DerefMut;
+use streams::Streams;
 
 /// Configuration of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +171,7 @@ pub struct DiskEngine<M> {
     placement: Placement,
     pools: Pools,
     race: Race,
+    streams: Streams,
     admit: Admit,
     policy: Policy,
     curves: Curves,
@@ -264,6 +269,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             placement: Placement::new(config.seed),
             pools: Pools::new(config.cache, config.local, limits),
             race: Race::new(config.hedge),
+            streams: Streams::new(config.hedge),
             admit: Admit::new(config.has_port, config.frame_sample),
             policy: Policy::new(),
             actions: VecDeque::new(),

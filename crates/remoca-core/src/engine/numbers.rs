@@ -22,6 +22,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.disks.bytes(disk).is_none() {
             self.release_disks();
             self.race.reset_disk(disk);
+            self.streams.reset_disk(disk);
         }
         self.disks.describe(disk, bytes, swap, &mut self.index);
     }

@@ -159,9 +159,14 @@ impl Race {
         let of = |pool: PoolIndex| self.known(pool).map_or(Route::Server, |rival| rival.breaker.route(now));
         let is_left_alone = self.rivals.len() > 1 && pools.iter().any(|pool| of(pool) == Route::Disk);
         match if is_left_alone { Route::Disk } else { of(slowest) } {
-            Route::Disk if self.speculative[usize::from(disk.0)].is_saturated() => Route::Server,
+            Route::Disk if self.is_saturated(disk) => Route::Server,
             route => route,
         }
+    }
+
+    /// Returns whether a disk has more reads in flight than the guest has, and may be slower because of it.
+    pub(super) fn is_saturated(&self, disk: DiskIndex) -> bool {
+        self.speculative[usize::from(disk.0)].is_saturated()
     }
 
     /// Returns whether this admission may go to the server of the pool.
@@ -297,8 +302,11 @@ impl Race {
 
     /// Reports a loss to the breaker: the disk answered a read before the server. Refunds and counts the hedge if the
     /// disk read was one. Reports an overrun as well if the answer came very late, unless the disk was asked in time
-    /// and not slowed by abandoned reads.
+    /// and not slowed by abandoned reads. A disk that was to read on does not count: it is expected to be first.
     pub(super) fn note_disk_first(&mut self, now: Nanos, request: &Request, io: DiskIo, stats: &mut EngineStats) {
+        if io.reason == ReadReason::Stream {
+            return;
+        }
         stats.hedges_won += u64::from(io.reason == ReadReason::Hedge);
         self.refund(io.reason);
         let took = now.since_ns(request.issued);
@@ -326,7 +334,13 @@ impl Race {
     }
 
     /// Adds a disk read to the count of reads in flight. Returns the record to keep with its request.
-    pub(super) fn begin_io(&mut self, now: Nanos, disk: DiskIndex, reason: ReadReason) -> DiskIo {
-        self.speculative(disk).begin_io(now, reason)
+    pub(super) fn begin_io(
+        &mut self,
+        now: Nanos,
+        disk: DiskIndex,
+        reason: ReadReason,
+        continues_after: Option<u64>,
+    ) -> DiskIo {
+        self.speculative(disk).begin_io(now, reason, continues_after)
     }
 }

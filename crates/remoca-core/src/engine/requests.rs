@@ -28,6 +28,8 @@ pub(super) enum ReadReason {
     Timeout,
     /// The read compares server and disk.
     Probe,
+    /// Pools could answer it, but the disk is to read on.
+    Stream,
 }
 
 /// Disk read in flight.
@@ -39,6 +41,8 @@ pub(super) struct DiskIo {
     pub(super) is_undisturbed: bool,
     /// Number of other reads of this disk in flight when it began.
     pub(super) queue_depth: u32,
+    /// Length in bytes of the gap after what the disk was sent before, if it continues that.
+    pub(super) continues_after: Option<u64>,
 }
 
 /// Copy of a guest request at one moment.

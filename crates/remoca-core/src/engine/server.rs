@@ -124,6 +124,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if left > 1 {
             self.requests.set_pages_owed(fetch.request, left - 1, asked);
         } else if let Some(request) = self.requests.get(fetch.request) {
+            self.streams.note_answer(now, request.rival, asked, request.issued);
             self.complete_from_cache(fetch.request, asked);
             self.race.note_server_first(now, &request, &mut self.stats);
         }

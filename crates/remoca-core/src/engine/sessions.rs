@@ -137,6 +137,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         self.pools.pool_mut(number).end_session(now, &mut self.index, &mut self.actions);
         self.race.forget_server(number);
+        self.streams.reset_pool(number);
         self.pools.take_fetches(number, &mut self.index);
         for id in self.requests.reads_waiting_for(number) {
             self.stats.fetch_disconnected += 1;

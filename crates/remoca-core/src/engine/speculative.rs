@@ -78,12 +78,12 @@ impl SpeculativeReads {
         self.guest -= 1;
     }
 
-    /// Adds a disk read to the count of reads in flight. Returns a record of when and why it started, and of the load
-    /// that it found on the disk.
-    pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason) -> DiskIo {
+    /// Adds a disk read to the count of reads in flight. Returns a record of when and why it started, after
+    /// which gap, and of the load that it found on the disk.
+    pub(super) fn begin_io(&mut self, now: Nanos, reason: ReadReason, continues_after: Option<u64>) -> DiskIo {
         let (is_undisturbed, queue_depth) = (self.abandoned.count == 0, self.disk);
         self.disk += 1;
-        DiskIo { since: now, reason, is_undisturbed, queue_depth }
+        DiskIo { since: now, reason, is_undisturbed, queue_depth, continues_after }
     }
 
     /// Removes a completed disk read from the count of reads in flight, and from the hedged and abandoned reads if it

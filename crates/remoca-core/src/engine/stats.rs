@@ -35,7 +35,7 @@ counters! {
     hit_blocks,
     /// Blocks known to be zero, answered locally.
     zero_blocks,
-    /// Blocks that were cached but read from the disk along with their neighbours.
+    /// Blocks that were cached but read from the disk: along with neighbours, in a stream, or because a server is slower.
     covered_blocks,
     /// Blocks read from the disk that were not cached.
     missed_blocks,
@@ -87,6 +87,8 @@ counters! {
     swap_dropped,
     /// Blocks admitted when they were read, because nothing shows evictions.
     read_admissions,
+    /// Reads of cached blocks that went to the disk because it reads on cheaply.
+    stream_reads,
     /// Reads hedged with a disk read, because the server's answer was late.
     hedges,
     /// Hedged reads that the disk answered first.

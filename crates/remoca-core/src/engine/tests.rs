@@ -17,6 +17,7 @@ mod reads;
 mod resume;
 mod rivals;
 mod scenario;
+mod streams;
 mod swap;
 mod tiers;
 

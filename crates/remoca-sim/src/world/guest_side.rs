@@ -128,10 +128,12 @@ impl World<'_> {
         let error = (faulty && self.random.one_in(20)).then_some(EIO);
         let io_state = Io { kind, sectors: pending.sectors.clone(), durable, data, error, issued: self.event };
         let portions = u8::try_from(self.random.between(1..=3)).unwrap_or(1);
+        let goes_on = self.vm.disks[usize::from(disk)].is_before(&io_state.sectors);
         self.vm.disks[usize::from(disk)].issue(io, io_state, portions, &mut self.random);
         let base = self.plan.scenario.disk_ns;
         let spike = if faulty && self.random.one_in(40) { 30 } else { 1 };
         let total = self.random.between(base / 4..=base * 2) * spike;
+        let total = if self.vm.machine.seeks && goes_on { total / 16 + 1 } else { total };
         for portion in 0..portions {
             let at = self.random.below(total);
             self.schedule(at, Event::Portion { disk, io, portion });

@@ -67,7 +67,7 @@ impl Track {
     }
 
     fn ask_disk(&mut self, id: RequestId, reason: ReadReason) {
-        self.requests.begin_io(id, self.race.begin_io(self.now, DISK, reason));
+        self.requests.begin_io(id, self.race.begin_io(self.now, DISK, reason, None));
     }
 
     /// Lets the disk answer `id`, `ns` from now.
@@ -227,7 +227,7 @@ fn forgetting_one_pool_keeps_the_deferred_reads_of_the_others() {
     let range = blocks(0, 1);
     let mut abandoned = Vec::new();
     for _ in 0..128 {
-        it.race.begin_io(it.now, DISK, ReadReason::Timeout);
+        it.race.begin_io(it.now, DISK, ReadReason::Timeout, None);
         it.race.begin_abandoned(DISK, range);
         abandoned.push(ReadReason::Timeout);
     }
