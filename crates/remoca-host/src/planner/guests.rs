@@ -244,6 +244,7 @@ impl KnownGuest {
         } else {
             // What somebody else took from it is not lent.
             sizes.base_bytes = sizes.base_bytes.min(actual.saturating_add(sizes.taken()));
+            sizes.asked_bytes = sizes.asked_bytes.min(actual);
         }
     }
 

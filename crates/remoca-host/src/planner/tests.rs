@@ -6,6 +6,7 @@ mod balloon;
 mod guests;
 mod half_done;
 mod hostile_guests;
+mod known_guest;
 mod recovery;
 mod rules;
 mod tiers;
