@@ -1,8 +1,9 @@
 //! `remoca host`: divides the memory of one cache tier of this host among its VMs, or says how it would.
 
+mod give_back;
+mod here;
 mod table;
 
-use crate::memory;
 use crate::runtime;
 use crate::settings::file::HOST;
 use crate::settings::layers::Merged;
@@ -13,15 +14,13 @@ use crate::status::is_broken_pipe;
 use crate::time::parse_duration;
 use anyhow::{Context, Result, anyhow};
 use clap::{ArgAction, Args, FromArgMatches, Subcommand, ValueEnum};
+use here::{Form, Host, asked};
 use remoca_disk::start::WrongOptions;
-use remoca_host::daemon::{Daemon, Extent, Surroundings};
-use remoca_host::guest::Address;
-use remoca_host::limits::Limits;
+use remoca_host::daemon::{Daemon, Extent};
 use remoca_host::plan::Policy;
 use remoca_host::planner::{GuestTerms, Settings};
 use remoca_host::record::{HostLock, Paths};
 use remoca_host::resource::Resource;
-use remoca_host::socket;
 use remoca_io::signals::Signals;
 use remoca_protocol::host::HostReport;
 use sd_notify::NotifyState;
@@ -37,6 +36,8 @@ const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"]
 const RESERVE_BYTES: u64 = 256 << 20;
 /// Least time between two looks at all VMs.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// Least time in which a VM changes at most once.
+const WINDOW_MIN: Duration = Duration::from_secs(1);
 
 /// Divide the cache memory of this host among its VMs, by their miss-ratio curves: that at memory servers, or that of their local tiers.
 ///
@@ -128,6 +129,15 @@ enum Ask {
         #[arg(short, long, value_enum, default_value_t = Form::Table)]
         output: Form,
     },
+    /// Give all guests the memory back that they have lent to caches (--guests), at once: tiers shrink first. Works with and without a
+    /// daemon that runs; one that has guests lend begins its next round after --round
+    GiveBack {
+        #[command(flatten)]
+        folder: Folder,
+
+        #[command(flatten)]
+        place: Place,
+    },
     /// Show the latest decisions of the daemon that runs: what it changed, or would, why, and what came of it
     Log {
         #[command(flatten)]
@@ -137,12 +147,6 @@ enum Ask {
         #[arg(short, long, value_enum, default_value_t = Form::Table)]
         output: Form,
     },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
-    Table,
-    Json,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -196,7 +200,15 @@ pub fn schema() -> Schema {
 /// If an option cannot be used, another daemon runs, or no daemon answers.
 pub fn run(args: &HostArgs, words: &[OsString]) -> Result<()> {
     let shown = match &args.ask {
-        Some(ask) => tell(ask),
+        Some(Ask::GiveBack { folder, place }) => give_back::run(&folder.config, &place.folder()?),
+        Some(Ask::Status { place, output }) => tell(place, |report| match output {
+            Form::Json => Ok(format!("{}\n", serde_json::to_string(report)?)),
+            Form::Table => Ok(table::text(report)),
+        }),
+        Some(Ask::Log { place, output }) => tell(place, |report| match output {
+            Form::Json => Ok(format!("{}\n", serde_json::to_string(&report.decisions)?)),
+            Form::Table => Ok(table::log(report)),
+        }),
         None => configured(&args.folder.config, words).and_then(|args| divide(&args)),
     };
     match shown {
@@ -261,6 +273,11 @@ fn settings(args: &HostArgs) -> Result<Settings> {
             anyhow!("an interval of {} ms: at least 100 are needed", args.interval.as_millis()).context(WrongOptions)
         );
     }
+    if args.window < WINDOW_MIN {
+        let window = args.window.as_millis();
+        return Err(anyhow!("a window of {window} ms: at least 1s is needed, or nobody is ever left alone")
+            .context(WrongOptions));
+    }
     let guests = guest_terms(args, total_bytes)?;
     Ok(Settings {
         resource: args.tier.into(),
@@ -306,58 +323,10 @@ fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
     })
 }
 
-/// Asks the daemon that runs.
-fn tell(ask: &Ask) -> Result<()> {
-    let (Ask::Status { place, .. } | Ask::Log { place, .. }) = ask;
-    let path = Paths::new(&place.folder()?).socket;
-    let report = socket::read(&path).map_err(|error| {
-        let hint = "is it running? `systemctl start remoca-host` starts it; `remoca host --once` looks without one";
-        runtime::explain_unreachable(&path, error, "no daemon of this host answers", hint)
-    })?;
-    let text = match ask {
-        Ask::Status { output: Form::Json, .. } => format!("{}\n", serde_json::to_string(&report)?),
-        Ask::Status { output: Form::Table, .. } => table::text(&report),
-        Ask::Log { output: Form::Json, .. } => format!("{}\n", serde_json::to_string(&report.decisions)?),
-        Ask::Log { output: Form::Table, .. } => table::log(&report),
-    };
-    Ok(io::stdout().write_all(text.as_bytes())?)
-}
-
-/// This host.
-struct Host {
-    directory: PathBuf,
-    folder: PathBuf,
-    /// `None`: nothing is printed.
-    output: Option<Form>,
-    is_first: bool,
-}
-
-impl Surroundings for Host {
-    fn vms(&self) -> Vec<(String, PathBuf)> {
-        let name = |path: PathBuf| Some((path.file_stem()?.to_str()?.to_owned(), path));
-        runtime::sockets_in(&self.directory).into_iter().filter_map(name).collect()
-    }
-
-    fn limits(&self, vm: &str) -> Result<Limits, String> {
-        memory::limits_of(vm, &self.folder)
-    }
-
-    fn monitor(&self, vm: &str) -> Option<Address> {
-        memory::monitor_of(vm, &self.folder)
-    }
-
-    fn show(&mut self, report: &HostReport) -> io::Result<()> {
-        let text = match self.output {
-            None => return Ok(()),
-            Some(Form::Json) => report.line().map(|line| String::from_utf8_lossy(&line).into_owned())?,
-            Some(Form::Table) if self.is_first => table::text(report),
-            Some(Form::Table) => format!("\n{}", table::text(report)),
-        };
-        self.is_first = false;
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()
-    }
+/// Shows what the daemon that runs knows.
+fn tell(place: &Place, text: impl Fn(&HostReport) -> Result<String>) -> Result<()> {
+    let report = asked(&Paths::new(&place.folder()?))?;
+    Ok(io::stdout().write_all(text(&report)?.as_bytes())?)
 }
 
 #[cfg(test)]
@@ -406,6 +375,7 @@ mod tests {
             ("--total 8G --tier local --guests --reserve 5G", "half of it at most"),
             ("--total 8G --tier local --guests --policy esx", "for comparison"),
             ("--total 8G --interval 1ms", "at least 100 are needed"),
+            ("--total 8G --window 0s", "at least 1s is needed"),
             ("--total 8G --tier near", "possible values: local, remote"),
             ("--total 8G --interval soon", "is not a time"),
         ] {

@@ -4,7 +4,7 @@ use crate::settings::file::{MEMORY, Problem, Settings};
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Unusable};
-use crate::size::parse_size;
+use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::{Args, FromArgMatches};
 use remoca_core::allocation::WEIGHTS;
@@ -60,7 +60,8 @@ pub fn tables(files: &Files) -> ([Settings; 2], Vec<Problem>) {
 pub fn limits(files: &Files) -> Result<Limits> {
     let args = args(files)?;
     if let Some(maximum) = args.maximum.filter(|maximum| *maximum < args.minimum) {
-        bail!("[memory]: the maximum of {maximum} bytes is less than the minimum of {}", args.minimum);
+        let (maximum, minimum) = (show_size(maximum), show_size(args.minimum));
+        bail!("[memory]: the maximum of {maximum} is less than the minimum of {minimum}");
     }
     Ok(Limits {
         minimum_bytes: args.minimum,
@@ -84,13 +85,20 @@ fn args(files: &Files) -> Result<MemoryArgs> {
 /// # Errors
 /// As [`limits`].
 pub fn limits_of(name: &str, folder: &Path) -> Result<Limits, String> {
-    let files = Files::read(folder, Some(name)).map_err(anyhow::Error::from);
-    files.and_then(|files| limits(&files)).map_err(|error| format!("{error:#}").replace("\n ", ";"))
+    read(name, folder, limits)
 }
 
-/// Returns the monitor of the guest of the VM `name` by the files in `folder`; `None` if they name none, or have mistakes.
-pub fn monitor_of(name: &str, folder: &Path) -> Option<Address> {
-    args(&Files::read(folder, Some(name)).ok()?).ok()?.monitor
+/// Returns the monitor of the guest of the VM `name` by the files in `folder`; `None` if they name none.
+///
+/// # Errors
+/// As [`limits`].
+pub fn monitor_of(name: &str, folder: &Path) -> Result<Option<Address>, String> {
+    read(name, folder, |files| Ok(args(files)?.monitor))
+}
+
+fn read<T>(name: &str, folder: &Path, of: impl Fn(&Files) -> Result<T>) -> Result<T, String> {
+    let files = Files::read(folder, Some(name)).map_err(anyhow::Error::from);
+    files.and_then(|files| of(&files)).map_err(|error| format!("{error:#}").replace("\n ", ";"))
 }
 
 fn parse_weight(text: &str) -> Result<f64, String> {

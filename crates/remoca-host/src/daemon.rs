@@ -3,8 +3,9 @@
 use crate::ask::{ask_all, set};
 use crate::guest::{Address, Monitors, Unusable};
 use crate::limits::Limits;
-use crate::planner::{Heard, Look, Moment, Outcome, Planner, Settings, Side, Step};
+use crate::planner::{GuestTerms, Heard, Look, Moment, Outcome, Planner, Settings, Side, Step};
 use crate::record::{self, Paths};
+use crate::resource::Resource;
 use crate::socket::ReportSocket;
 use remoca_protocol::host::HostReport;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,6 +17,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 /// Longest time of a single wait.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+/// Time between two looks for a request of the operator.
+const REQUEST_EVERY: Duration = Duration::from_secs(1);
 
 /// Where the daemon finds VMs and their limits.
 pub trait Surroundings {
@@ -27,7 +30,10 @@ pub trait Surroundings {
     /// What is wrong with its file.
     fn limits(&self, vm: &str) -> Result<Limits, String>;
     /// Returns the monitor of the VM's guest; `None` if the operator names none.
-    fn monitor(&self, vm: &str) -> Option<Address>;
+    ///
+    /// # Errors
+    /// What is wrong with its file.
+    fn monitor(&self, vm: &str) -> Result<Option<Address>, String>;
     /// Takes a new report.
     ///
     /// # Errors
@@ -41,9 +47,14 @@ pub struct Daemon<S> {
     settings: Settings,
     surroundings: S,
     monitors: Monitors,
+    /// The monitors by the files of the VMs, or why there is none.
+    addresses: BTreeMap<String, Result<Address, String>>,
     /// `None` for a look that leaves nothing behind.
     record: Option<PathBuf>,
+    /// A file with which the operator has all guests get their memory back. `None` for a daemon that changes nothing.
+    request: Option<PathBuf>,
     socket: Option<ReportSocket>,
+    was_asked: bool,
     started: Instant,
     plan_us: u64,
 }
@@ -62,18 +73,13 @@ impl<S: Surroundings> Daemon<S> {
     /// # Errors
     /// If the socket cannot be made.
     pub fn new(settings: Settings, surroundings: S, paths: Option<&Paths>) -> io::Result<Self> {
-        let on_disk = paths.map(|paths| {
-            record::read(&paths.record).unwrap_or_else(|error| {
-                tracing::warn!("{}: the record of a former daemon is not used: {error}", paths.record.display());
-                crate::planner::Record::default()
-            })
-        });
+        let on_disk = paths.map(|paths| record::read_or_keep(&paths.record));
         let record = on_disk.unwrap_or_default();
         let lend = record.guests.iter().filter(|(_, sizes)| sizes.taken() > 0).map(|(vm, _)| vm.as_str());
         let lend: Vec<_> = lend.filter(|_| settings.guests.is_none()).collect();
         if !lend.is_empty() {
             tracing::warn!(
-                "guests take no part now, but these have less memory than at first: {}. `--guests` goes on with them; or give them theirs back by `virsh setmem` or QMP's `balloon`",
+                "guests take no part now, but these have less memory than at first: {}. `--guests` goes on with them; `remoca host give-back` gives them theirs back",
                 lend.join(", ")
             );
         }
@@ -82,8 +88,13 @@ impl<S: Surroundings> Daemon<S> {
             settings,
             surroundings,
             monitors: Monitors::default(),
+            addresses: BTreeMap::new(),
             record: paths.filter(|_| settings.applies).map(|paths| paths.record.clone()),
+            request: paths
+                .filter(|_| settings.applies && settings.resource == Resource::Local)
+                .map(|paths| paths.request.clone()),
             socket: paths.map(|paths| ReportSocket::start(&paths.socket)).transpose()?,
+            was_asked: false,
             started: Instant::now(),
             plan_us: 0,
         })
@@ -97,13 +108,13 @@ impl<S: Surroundings> Daemon<S> {
         loop {
             match self.planner.next_look() {
                 Look::All(at) => {
-                    if wait(stop, self.started + at)? {
+                    if self.wait_for_look(stop, at)? {
                         return Ok(());
                     }
                     self.look_at_all();
                 }
                 Look::Awaited(at, names) => {
-                    if wait(stop, self.started + at)? {
+                    if self.wait_for_look(stop, at)? {
                         return Ok(());
                     }
                     self.look_at(&names);
@@ -113,6 +124,7 @@ impl<S: Surroundings> Daemon<S> {
                 return Ok(());
             }
             self.keep();
+            self.answer_request();
             let report = self.report();
             if let Some(socket) = &self.socket {
                 socket.show(&report);
@@ -127,12 +139,58 @@ impl<S: Surroundings> Daemon<S> {
         }
     }
 
+    /// Has all guests get their memory back.
+    pub fn give_back(&mut self) {
+        self.planner.ask_back();
+        self.was_asked = true;
+        self.settings.guests.get_or_insert(GuestTerms::NO_ROUNDS);
+    }
+
+    /// Waits until it is time for a look, or guests are to get all of their memory back. Returns whether `stop` became readable.
+    fn wait_for_look(&mut self, stop: BorrowedFd<'_>, at: Duration) -> io::Result<bool> {
+        let at = self.started + at;
+        loop {
+            if wait(stop, at.min(Instant::now() + REQUEST_EVERY))? {
+                return Ok(true);
+            }
+            let is_asked = self.request.as_ref().is_some_and(|request| request.exists());
+            if is_asked && !self.planner.gives_back() {
+                self.give_back();
+                return Ok(false);
+            }
+            if at <= Instant::now() {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Tells the operator that guests got what they could get.
+    fn answer_request(&mut self) {
+        let Some(request) = self.request.as_ref().filter(|_| self.was_asked && !self.planner.gives_back()) else {
+            return;
+        };
+        if let Some(socket) = &self.socket {
+            socket.show(&self.report());
+        }
+        match std::fs::remove_file(request) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(
+                    "{} cannot be removed: {error}. Guests lend nothing as long as it is there",
+                    request.display()
+                );
+            }
+            _ => self.was_asked = false,
+        }
+    }
+
     fn moment(&self) -> Moment {
         let unix_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
         Moment { now: self.started.elapsed(), unix_s }
     }
 
-    fn report(&self) -> HostReport {
+    /// Returns what is known and planned now.
+    #[must_use]
+    pub fn report(&self) -> HostReport {
         HostReport {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -153,15 +211,29 @@ impl<S: Surroundings> Daemon<S> {
         };
         let all = vms.iter().zip(answers).map(heard).collect();
         let names: Vec<String> = vms.iter().map(|(vm, _)| vm.clone()).collect();
-        let monitors = |vm: &String| Some((vm.clone(), self.surroundings.monitor(vm)?));
-        let monitors: BTreeMap<_, _> = names.iter().filter_map(monitors).collect();
         if self.settings.guests.is_some() {
-            self.monitors.keep(&monitors);
+            self.find_monitors(&names);
         }
         self.look_at_guests(&names);
         let began = Instant::now();
         self.planner.hear_all(self.moment(), all);
         self.plan_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    }
+
+    /// Reads which monitor each VM has. One whose file has a mistake keeps that of before: its guest may need help.
+    fn find_monitors(&mut self, names: &[String]) {
+        let before = std::mem::take(&mut self.addresses);
+        for name in names {
+            let address = match (self.surroundings.monitor(name), before.get(name)) {
+                (Ok(Some(address)), _) => Ok(address),
+                (Ok(None), _) => Err("its file names no monitor ([memory] monitor)".into()),
+                (Err(_), Some(Ok(address))) => Ok(address.clone()),
+                (Err(why), _) => Err(why),
+            };
+            self.addresses.insert(name.clone(), address);
+        }
+        let known = self.addresses.iter().filter_map(|(name, address)| Some((name.clone(), address.clone().ok()?)));
+        self.monitors.keep(&known.collect());
     }
 
     /// Asks the monitors of some guests.
@@ -171,10 +243,15 @@ impl<S: Surroundings> Daemon<S> {
         }
         let mut said = self.monitors.read(|vm| names.iter().any(|name| name == vm));
         for name in names {
-            let none = || Err(Unusable::Advised("its file names no monitor ([memory] monitor)".into()));
-            said.entry(name.clone()).or_insert_with(none);
+            let Some(Err(why)) = self.addresses.get(name) else { continue };
+            said.insert(name.clone(), Err(Unusable::Advised(why.clone())));
         }
-        self.planner.hear_guests(said);
+        // Before what they say now: that could look as if they had been told.
+        for (vm, bytes, why) in self.monitors.failed() {
+            let step = Step { vm, side: Side::Guest, bytes };
+            self.planner.step_done(self.moment(), &step, Outcome::Unknown(why));
+        }
+        self.planner.hear_guests(self.moment(), said);
     }
 
     /// Asks some VMs for their status.
@@ -191,7 +268,7 @@ impl<S: Surroundings> Daemon<S> {
         self.planner.looked_at_awaited(self.moment(), names);
     }
 
-    /// Executes what the planner asks for. Returns whether the daemon is to stop.
+    /// Executes what the planner asks for, until it is time for a look. Returns whether the daemon is to stop.
     fn execute(&mut self, stop: BorrowedFd<'_>) -> io::Result<bool> {
         while let Some(step) = self.planner.next_step(self.moment()) {
             let outcome = match self.write_record() {
@@ -202,6 +279,10 @@ impl<S: Surroundings> Daemon<S> {
             if wait(stop, Instant::now())? {
                 self.keep();
                 return Ok(true);
+            }
+            // However many steps there are and however slow each is, a guest that is short of memory is seen in time.
+            if self.started.elapsed() >= self.planner.next_look().at() {
+                return Ok(false);
             }
         }
         Ok(false)

@@ -23,6 +23,22 @@ pub fn read(path: &Path) -> io::Result<Record> {
     }
 }
 
+/// Reads the record at `path`, as [`read`]. One that is broken is kept beside it, for the operator, and not used.
+#[must_use]
+pub fn read_or_keep(path: &Path) -> Record {
+    read(path).unwrap_or_else(|error| {
+        let broken = path.with_extension("broken");
+        let kept = std::fs::rename(path, &broken).map(|()| format!("it is kept as {}", broken.display()));
+        let kept = kept.unwrap_or_else(|error| format!("it cannot be kept: {error}"));
+        tracing::warn!(
+            "{}: the record of a former daemon is not used: {error}; {kept}. Guests count with what they have now: if some have lent memory, \
+             `virsh domstats --balloon` shows which, and `virsh setmem` gives them theirs back",
+            path.display()
+        );
+        Record::default()
+    })
+}
+
 /// Writes the record, and returns when it is on the disk.
 ///
 /// # Errors
@@ -58,6 +74,8 @@ pub struct Paths {
     pub lock: PathBuf,
     pub record: PathBuf,
     pub socket: PathBuf,
+    /// Is there while guests are to get all of their memory back.
+    pub request: PathBuf,
 }
 
 impl Paths {
@@ -65,7 +83,12 @@ impl Paths {
     #[must_use]
     pub fn new(folder: &Path) -> Self {
         let path = |name: &str| folder.join(name);
-        Self { lock: path("remoca-host.lock"), record: path("remoca-host.record"), socket: path("remoca-host.socket") }
+        Self {
+            lock: path("remoca-host.lock"),
+            record: path("remoca-host.record"),
+            socket: path("remoca-host.socket"),
+            request: path("remoca-host.give-back"),
+        }
     }
 }
 
@@ -95,8 +118,12 @@ mod tests {
         };
         write(&paths.record, &record).unwrap();
         assert_eq!(read(&paths.record).unwrap(), record);
+        assert_eq!(read_or_keep(&paths.record), record);
         std::fs::write(&paths.record, "{").unwrap();
         assert!(read(&paths.record).is_err());
+        assert_eq!(read_or_keep(&paths.record), Record::default());
+        assert_eq!(std::fs::read_to_string(folder.path().join("remoca-host.broken")).unwrap(), "{");
+        assert!(!paths.record.exists());
     }
 
     #[test]

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use trial::{Bench, Test};
 
 /// Crates that have mutants, and whose tests are run for them.
-const CRATES: [&str; 10] = [
+const CRATES: [&str; 12] = [
     "remoca-core",
     "remoca-protocol",
     "remoca-io",
@@ -36,6 +36,8 @@ const CRATES: [&str; 10] = [
     "remoca-frontend",
     "remoca-server",
     "remoca-disk",
+    "remoca-qmp",
+    "remoca-host",
     "remoca-sim",
     "remoca-fuzz",
     "remoca-cli",

@@ -94,6 +94,35 @@ fn line(text: &mut String, vm: &HostVm, width: usize) {
     );
 }
 
+/// Returns a line for each guest that has memory to lend, after all was given back, and the number of those that lack some.
+pub fn given_back(report: &HostReport) -> (String, usize) {
+    let width = report.vms.iter().map(|vm| vm.name.chars().count()).fold(NAME_WIDTH_MIN, usize::max);
+    let mut text = format!("{:<width$} {:>7} {:>7} {:>7}   {}\n", "VM", "TIER", "GUEST", "OF", "NOTE");
+    let mut lacking = 0;
+    for vm in &report.vms {
+        let Some((guest, home)) = vm.guest.as_ref().and_then(|guest| Some((guest, guest.home_bytes?))) else {
+            continue;
+        };
+        let has = guest.guest_bytes.unwrap_or_default();
+        let is_usable = guest.state == "usable";
+        let is_lacking = guest.taken_bytes > 0 || (has < home && !is_usable);
+        lacking += usize::from(is_lacking);
+        let note = match is_lacking {
+            true if !is_usable => guest.why.as_str(),
+            true => "tiers did not shrink enough: `remoca host log` says why",
+            false if has < home => "it lends nothing: somebody else has given it less (virsh setmem)",
+            false => "it has all of its memory",
+        };
+        let (tier, home) = (show_size(vm.has_bytes), show_size(home));
+        let has = guest.guest_bytes.map_or("-".into(), show_size);
+        add(&mut text, format_args!("{:<width$} {tier:>7} {has:>7} {home:>7}   {note}\n", vm.name));
+    }
+    match text.lines().count() {
+        1 => ("No guest is known to have lent memory.\n".into(), 0),
+        _ => (text, lacking),
+    }
+}
+
 /// Returns a line for each decision, the newest last.
 pub fn log(report: &HostReport) -> String {
     let mut text = String::new();
@@ -118,6 +147,39 @@ fn capital(text: &str) -> String {
 mod tests {
     use super::*;
     use remoca_protocol::host::{HostDecision, HostGuest};
+
+    #[test]
+    fn what_was_given_back_is_told_for_each_guest() {
+        let vm = |name: &str, state: &str, has: Option<u64>, taken_bytes: u64| HostVm {
+            name: name.into(),
+            has_bytes: 2 << 20,
+            guest: Some(HostGuest {
+                state: state.into(),
+                home_bytes: Some(4 << 30),
+                guest_bytes: has,
+                taken_bytes,
+                why: "its reason".into(),
+                ..HostGuest::default()
+            }),
+            ..HostVm::default()
+        };
+        let vms = vec![
+            vm("whole", "usable", Some(4 << 30), 0),
+            vm("silent", "silent", None, 1 << 30),
+            vm("slow", "stuck", Some(3 << 30), 0),
+            vm("stays", "usable", Some(3 << 30), 1 << 30),
+            vm("shrunk", "usable", Some(3 << 30), 0),
+            HostVm { name: "other".into(), ..HostVm::default() },
+        ];
+        let (text, lacking) = given_back(&HostReport { vms, ..HostReport::default() });
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lacking, 3);
+        assert_eq!(lines[1], "whole           2M      4G      4G   it has all of its memory");
+        assert_eq!(lines[2], "silent          2M       -      4G   its reason");
+        assert!(lines[3].ends_with("its reason") && lines[4].contains("did not shrink enough"), "{text}");
+        assert!(lines[5].contains("somebody else") && lines.len() == 6, "{text}");
+        assert_eq!(given_back(&HostReport::default()).1, 0);
+    }
 
     #[test]
     fn a_report_explains_itself() {

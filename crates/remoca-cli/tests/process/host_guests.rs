@@ -3,7 +3,7 @@
 use super::host::{MIB, Vm, daemon, folder, once, report, tiers, vm};
 use super::support::fake_qemu::{FakeQemu, Manner};
 use super::support::machine::Setup;
-use super::support::program::{Program, Serve};
+use super::support::program::{Program, Serve, run};
 use super::support::{wait_at_most, wait_until};
 use remoca_frontend::testing::{Options, TestGuest};
 use remoca_protocol::host::{HostGuest, HostReport};
@@ -232,5 +232,50 @@ fn a_daemon_that_is_killed_has_a_successor_that_ends_the_round_and_helps_a_guest
     let is_told = |d: &remoca_protocol::host::HostDecision| d.why.contains("only 4K is available in it");
     assert!(shown.decisions.iter().any(is_told), "{:#?}", shown.decisions);
     daemon.terminate();
+    host.finish();
+}
+
+#[test]
+fn all_guests_have_their_memory_back_at_once_with_and_without_a_daemon() {
+    let mut host =
+        Host::start(&[("gains", 3000, "guest-minimum = '60M'\n", Manner::Honest), ("gives", 64, "", Manner::Honest)]);
+    let arguments = |host: &Host| {
+        let all = ["host", "give-back", "--sockets", host.folder.path().to_str().unwrap(), "--config"];
+        all.into_iter().chain([host.config.path().to_str().unwrap()]).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let give_back = |host: &Host| run(&arguments(host).iter().map(String::as_str).collect::<Vec<_>>());
+    let is_whole = |host: &Host| host.guests.iter().all(|guest| guest.qemu.actual() == HOME);
+    let lend = |host: &mut Host, daemon: &mut Program| {
+        wait_at_most(ROUND_TIME, "a guest lends", || {
+            assert!(daemon.is_running(), "{}", daemon.log());
+            host.check_total(12);
+            host.report().is_some_and(|shown| shown.guests.unwrap().lent_bytes >= 8 * MIB)
+        });
+    };
+    let output = give_back(&host);
+    assert!(output.status.success() && is_whole(&host), "nothing is lent: {output:?}");
+    let mut daemon = host.daemon("16M");
+    lend(&mut host, &mut daemon);
+    daemon.kill();
+    assert!(!is_whole(&host));
+    let output = give_back(&host);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && is_whole(&host), "{text}: {}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(text.matches("it has all of its memory").count(), 2, "{text}");
+    host.check_total(12);
+    let more = ["--apply", "-o", "json", "--total", "16M", "--round", "2s"];
+    let mut daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
+    lend(&mut host, &mut daemon);
+    host.guests[1].qemu.set(Manner::Hangs);
+    let output = give_back(&host);
+    let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(!output.status.success() && text.contains("gives.qmp"), "{text}");
+    assert!(error.contains("a guest does not have all of its memory back: NOTE says why"), "{error}");
+    assert_eq!(text.matches("it has all of its memory").count(), 1, "{text}");
+    daemon.terminate();
+    host.guests[1].qemu.set(Manner::Honest);
+    let output = give_back(&host);
+    assert!(output.status.success() && is_whole(&host), "{output:?}");
+    host.check_total(12);
     host.finish();
 }

@@ -1,76 +1,265 @@
-//! The monitors of all guests, each asked on a thread of its own, several at a time.
+//! The monitors of all guests. Each call of one runs on a thread of its own, so one that hangs delays nobody else.
+//!
+//! 1. A look waits for monitors that answered in time when they were last asked, and for these [`PATIENCE`] at most. One that was late is
+//!    asked beside the looks, and what it says counts while it is fresh.
+//! 2. A monitor has one call at a time. Of sizes that a guest is to be told meanwhile the newest counts.
 
 use super::address::Address;
 use super::monitor::{GuestMemory, Monitor, Unusable};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
-/// Number of monitors that are asked at the same time.
+/// Time for which a look waits for monitors, and within which an answer is in time.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Age at which a late answer says nothing about now: longer than from one look at all VMs to the next, or a slow monitor would never be heard.
+const FRESH_FOR: Duration = Duration::from_secs(12);
+/// Number of monitors that a look waits for at the same time.
 const ASKED_AT_A_TIME_MAX: usize = 64;
 
+type Said = Result<GuestMemory, Unusable>;
+
 /// Monitors by the name of the VM.
-#[derive(Default)]
 pub struct Monitors {
-    all: BTreeMap<String, (Address, Box<dyn Monitor>)>,
+    all: BTreeMap<String, Known>,
+    /// Number of the newest entry of `all`.
+    newest: u64,
+    patience: Duration,
+    /// Age at which a late answer says nothing about now.
+    fresh_for: Duration,
+    /// Time that may still be waited until the next look.
+    left: Duration,
+    sender: Sender<Ended>,
+    ended: Receiver<Ended>,
+    failed: Vec<(String, u64, String)>,
+}
+
+/// One monitor.
+struct Known {
+    number: u64,
+    address: Address,
+    /// `None` while a thread has it.
+    monitor: Option<Box<dyn Monitor>>,
+    /// The VM whose file names the same one.
+    twin: Option<String>,
+    /// Whether it was in time when it was last asked.
+    is_prompt: bool,
+    /// What it said last, and when.
+    latest: Option<(Instant, Said)>,
+    /// Size that its guest is to be told when it is free.
+    next_bytes: Option<u64>,
+}
+
+/// A call that has ended.
+struct Ended {
+    vm: String,
+    number: u64,
+    monitor: Box<dyn Monitor>,
+    was_prompt: bool,
+    result: Answer,
+}
+
+enum Call {
+    Read,
+    Set(u64),
+}
+
+enum Answer {
+    Read(Said),
+    Set(u64, Result<(), String>),
+}
+
+impl Default for Monitors {
+    fn default() -> Self {
+        Self::with_patience(PATIENCE)
+    }
 }
 
 impl Monitors {
+    fn with_patience(patience: Duration) -> Self {
+        let (sender, ended) = channel();
+        Self {
+            all: BTreeMap::new(),
+            newest: 0,
+            patience,
+            fresh_for: FRESH_FOR,
+            left: patience,
+            sender,
+            ended,
+            failed: Vec::new(),
+        }
+    }
+
     /// Keeps a monitor for each of these VMs. Those that are there stay as they are; others are dropped.
     pub fn keep(&mut self, wanted: &BTreeMap<String, Address>) {
-        self.all.retain(|vm, (address, _)| wanted.get(vm) == Some(address));
+        self.all.retain(|vm, known| wanted.get(vm) == Some(&known.address));
         for (vm, address) in wanted {
-            self.all.entry(vm.clone()).or_insert_with(|| (address.clone(), address.monitor()));
+            if !self.all.contains_key(vm) {
+                self.add(vm, address, address.monitor());
+            }
         }
+        for (vm, known) in &mut self.all {
+            let twin = wanted.iter().find(|(other, address)| *other != vm && **address == known.address);
+            known.twin = twin.map(|(other, _)| other.clone());
+        }
+    }
+
+    fn add(&mut self, vm: &str, address: &Address, monitor: Box<dyn Monitor>) {
+        self.newest += 1;
+        let known = Known {
+            number: self.newest,
+            address: address.clone(),
+            monitor: Some(monitor),
+            twin: None,
+            is_prompt: true,
+            latest: None,
+            next_bytes: None,
+        };
+        self.all.insert(vm.into(), known);
     }
 
     /// Reads the memory of the guests for which `is_asked` holds.
-    pub fn read(&mut self, is_asked: impl Fn(&str) -> bool) -> BTreeMap<String, Result<GuestMemory, Unusable>> {
-        let asked = self.all.iter_mut().filter(|(vm, _)| is_asked(vm));
-        let mut asked: Vec<_> = asked.map(|(vm, (_, monitor))| (vm, monitor)).collect();
-        let mut said = BTreeMap::new();
-        for batch in asked.chunks_mut(ASKED_AT_A_TIME_MAX) {
-            thread::scope(|scope| {
-                let threads: Vec<_> =
-                    batch.iter_mut().map(|(vm, monitor)| (vm.to_string(), scope.spawn(|| monitor.read()))).collect();
-                let panicked = |_| Err(Unusable::Silent("asking its monitor panicked".into()));
-                let answers = threads.into_iter().map(|(vm, thread)| (vm, thread.join().unwrap_or_else(panicked)));
-                said.extend(answers);
-            });
+    pub fn read(&mut self, is_asked: impl Fn(&str) -> bool) -> BTreeMap<String, Said> {
+        self.left = self.patience;
+        self.take_ended();
+        let asked: Vec<String> = self.all.keys().filter(|vm| is_asked(vm)).cloned().collect();
+        let began = Instant::now();
+        for batch in asked.chunks(ASKED_AT_A_TIME_MAX) {
+            let awaited = batch.iter().filter(|vm| self.begin(vm, Call::Read)).cloned().collect();
+            self.wait(awaited, self.patience);
         }
-        said
+        asked.into_iter().filter_map(|vm| Some((vm.clone(), self.all.get(&vm)?.said(began, self.fresh_for)))).collect()
     }
 
-    /// Asks one guest to use this much memory.
+    /// Asks one guest to use this much memory. If its monitor does not answer in time, [`Self::failed`] tells later what became of it.
     ///
     /// # Errors
     /// As [`Monitor::set_bytes`].
     pub fn set_bytes(&mut self, vm: &str, bytes: u64) -> Result<(), String> {
-        match self.all.get_mut(vm) {
-            Some((_, monitor)) => monitor.set_bytes(bytes),
-            None => Err("it has no monitor".into()),
+        self.take_ended();
+        let Some(known) = self.all.get_mut(vm) else { return Err("it has no monitor".into()) };
+        if let Some(twin) = &known.twin {
+            return Err(same_monitor(twin));
+        }
+        known.next_bytes = Some(bytes);
+        // What it said before is no sign that it was told.
+        known.latest.take_if(|(_, said)| said.is_ok());
+        if self.begin(vm, Call::Set(bytes)) {
+            let began = Instant::now();
+            self.wait([vm.to_owned()].into(), self.left);
+            self.left = self.left.saturating_sub(began.elapsed());
+        }
+        let failed = self.failed.iter().position(|(name, ..)| name == vm);
+        failed.map_or(Ok(()), |at| Err(self.failed.remove(at).2))
+    }
+
+    /// Returns the sizes that guests were not told since the last call, and why.
+    pub fn failed(&mut self) -> Vec<(String, u64, String)> {
+        self.take_ended();
+        std::mem::take(&mut self.failed)
+    }
+
+    /// Begins a call, unless the monitor has one. Returns whether it is to be waited for.
+    fn begin(&mut self, vm: &str, call: Call) -> bool {
+        let Some(known) = self.all.get_mut(vm).filter(|known| known.twin.is_none()) else { return false };
+        let Some(mut monitor) = known.monitor.take() else { return false };
+        if matches!(call, Call::Set(_)) {
+            known.next_bytes = None;
+        }
+        let (sender, patience) = (self.sender.clone(), self.patience);
+        let (name, number) = (vm.to_owned(), known.number);
+        let bytes = if let Call::Set(bytes) = call { Some(bytes) } else { None };
+        let began = thread::Builder::new().name("monitor".into()).spawn(move || {
+            let began = Instant::now();
+            let result = match call {
+                Call::Read => {
+                    let panicked = |_| Err(Unusable::Silent("asking its monitor panicked".into()));
+                    Answer::Read(catch_unwind(AssertUnwindSafe(|| monitor.read())).unwrap_or_else(panicked))
+                }
+                Call::Set(bytes) => {
+                    let panicked = |_| Err("telling its monitor panicked".into());
+                    let told = catch_unwind(AssertUnwindSafe(|| monitor.set_bytes(bytes))).unwrap_or_else(panicked);
+                    Answer::Set(bytes, told)
+                }
+            };
+            let was_prompt = began.elapsed() < patience;
+            // Nobody listens when the daemon ends.
+            let _ = sender.send(Ended { vm: name, number, monitor, was_prompt, result });
+        });
+        if let Err(error) = began {
+            // The monitor went with the thread.
+            known.monitor = Some(known.address.monitor());
+            let why = format!("its monitor cannot be asked: {error}");
+            match bytes {
+                Some(bytes) => self.failed.push((vm.into(), bytes, why)),
+                None => known.latest = Some((Instant::now(), Err(Unusable::Silent(why)))),
+            }
+            return false;
+        }
+        known.is_prompt
+    }
+
+    /// Waits for the calls of these monitors, for so long at most.
+    fn wait(&mut self, mut awaited: BTreeSet<String>, time: Duration) {
+        let deadline = Instant::now().checked_add(time);
+        while !awaited.is_empty() {
+            let left = deadline.map_or(time, |deadline| deadline.saturating_duration_since(Instant::now()));
+            let Ok(ended) = self.ended.recv_timeout(left) else { break };
+            awaited.remove(&ended.vm);
+            self.end(ended);
+        }
+        for vm in awaited {
+            if let Some(known) = self.all.get_mut(&vm) {
+                known.is_prompt = false;
+            }
+        }
+    }
+
+    /// Takes what the calls returned that have ended meanwhile.
+    fn take_ended(&mut self) {
+        while let Ok(ended) = self.ended.try_recv() {
+            self.end(ended);
+        }
+    }
+
+    fn end(&mut self, ended: Ended) {
+        let Ended { vm, number, monitor, was_prompt, result } = ended;
+        // Another monitor may have its place.
+        let Some(known) = self.all.get_mut(&vm).filter(|known| known.number == number) else { return };
+        known.monitor = Some(monitor);
+        known.is_prompt = was_prompt;
+        match result {
+            Answer::Read(said) if known.next_bytes.is_none() => known.latest = Some((Instant::now(), said)),
+            Answer::Set(bytes, Err(why)) if known.next_bytes.is_none() => self.failed.push((vm.clone(), bytes, why)),
+            Answer::Read(_) | Answer::Set(..) => {}
+        }
+        if let Some(bytes) = known.next_bytes {
+            self.begin(&vm, Call::Set(bytes));
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn monitors_come_and_go_with_their_vms() {
-        let folder = tempfile::tempdir().unwrap();
-        let address = |name: &str| Address::Qmp(folder.path().join(name));
-        let mut monitors = Monitors::default();
-        let count = u32::try_from(2 * ASKED_AT_A_TIME_MAX).unwrap();
-        monitors.keep(&(0..count).map(|number| (format!("vm{number}"), address("a"))).collect());
-        let said = monitors.read(|_| true);
-        assert_eq!(said.len(), 2 * ASKED_AT_A_TIME_MAX);
-        assert!(said.values().all(|said| matches!(said, Err(Unusable::Silent(_)))));
-        assert!(monitors.set_bytes("vm0", 1).unwrap_err().contains("no QEMU listens there"));
-        monitors.keep(&[("vm1".to_owned(), address("b"))].into());
-        assert_eq!(monitors.read(|vm| vm == "vm0").len(), 0);
-        let said = monitors.read(|vm| vm == "vm1");
-        assert!(matches!(&said["vm1"], Err(Unusable::Silent(why)) if why.contains("/b: ")));
-        assert_eq!(monitors.set_bytes("vm0", 1), Err("it has no monitor".into()));
+impl Known {
+    /// Returns what it says now, in a look that `began` then.
+    fn said(&self, began: Instant, fresh_for: Duration) -> Said {
+        if let Some(twin) = &self.twin {
+            return Err(Unusable::Advised(same_monitor(twin)));
+        }
+        match &self.latest {
+            Some((at, said)) if said.is_err() || began.saturating_duration_since(*at) < fresh_for => said.clone(),
+            _ => Err(Unusable::Silent(format!(
+                "the monitor {} has not answered in time, and is still asked",
+                self.address
+            ))),
+        }
     }
 }
+
+fn same_monitor(twin: &str) -> String {
+    format!("the file of {twin} names the same monitor ([memory] monitor): each guest has one of its own")
+}
+
+#[cfg(test)]
+mod tests;

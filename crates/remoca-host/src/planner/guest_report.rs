@@ -29,9 +29,10 @@ impl Planner {
 
     /// Returns what the round is about, or when the next one comes.
     fn round_text(&self, at: Moment, rest: Duration) -> String {
-        let passed = Duration::from_secs(at.unix_s.saturating_sub(self.round.since_s));
+        let passed = self.passed(at);
         match self.round.phase {
             Phase::Rest if !self.settings.applies => "a round would take what guests could lend, for a while".into(),
+            Phase::Rest if rest == GuestTerms::NO_ROUNDS.rest => "guests lend nothing".into(),
             Phase::Rest if passed >= rest => "a round begins when a guest can lend something".into(),
             Phase::Rest => format!("the next round begins in {} s", (rest - passed).as_secs()),
             Phase::Lend => "guests lend memory to their caches".into(),

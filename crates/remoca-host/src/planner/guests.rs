@@ -11,8 +11,6 @@ use crate::guest::{GuestMemory, Unusable};
 use crate::limits::Limits;
 use std::time::Duration;
 
-/// Largest memory of a guest that is believed: 64 TiB.
-const SIZE_MAX: u64 = 1 << 46;
 /// Most that is taken from a guest at a time, beside a share of its memory.
 const STEP_MAX: u64 = 64 << 20;
 const STEP_SHARE: u64 = 16;
@@ -49,14 +47,23 @@ pub(super) struct KnownGuest {
     pub(super) left: Option<(Duration, String)>,
     /// When its size changed last, and the blocks it had read until then.
     changed: Option<(Duration, u64)>,
+    /// It was short of memory, and lends nothing until then.
+    spared_until: Option<Duration>,
     /// When it got memory from the reserve last, and how much since the reserve was full.
     pub(super) relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
 }
 
 impl KnownGuest {
-    /// Returns a guest that was not heard of yet by this daemon.
-    pub(super) fn new(recorded: Option<GuestRecord>) -> Self {
+    /// Returns a guest that was not heard of yet by this daemon. What a former one left alone is left alone for ten windows at most.
+    pub(super) fn new(at: Moment, window: Duration, recorded: Option<GuestRecord>) -> Self {
+        let until = |until_s: u64| {
+            let left = Duration::from_secs(until_s.saturating_sub(at.unix_s)).min(LEFT_WINDOWS * window);
+            (!left.is_zero()).then_some(at.now + left)
+        };
+        let left = recorded.and_then(|sizes| until(sizes.left_until_s));
+        let why =
+            || "its balloon did not do what a former daemon asked of it, and is left alone for a while".to_owned();
         Self {
             sizes: recorded,
             memory: None,
@@ -64,8 +71,9 @@ impl KnownGuest {
             waits: None,
             unseen_since: None,
             unusable: Some(Unusable::Silent("its monitor has not answered yet".into())),
-            left: None,
+            left: left.map(|until| (until, why())),
             changed: None,
+            spared_until: recorded.and_then(|sizes| until(sizes.spared_until_s)),
             relieved_at: None,
             relieved_bytes: 0,
         }
@@ -74,12 +82,6 @@ impl KnownGuest {
     /// Takes the answer of its monitor.
     pub(super) fn hear(&mut self, answer: Result<GuestMemory, Unusable>) {
         let memory = match answer {
-            Ok(memory) if memory.boot_bytes > SIZE_MAX || memory.actual_bytes > memory.boot_bytes => {
-                let (actual, boot) = (memory.actual_bytes, memory.boot_bytes);
-                let why = format!("its monitor says that it has {actual} bytes of {boot}, which no guest can");
-                self.unusable = Some(Unusable::Silent(why));
-                return;
-            }
             Ok(memory) => memory,
             Err(why) => {
                 self.unusable = Some(why);
@@ -87,8 +89,9 @@ impl KnownGuest {
             }
         };
         let actual = memory.actual_bytes;
-        let sizes =
-            self.sizes.get_or_insert(GuestRecord { home_bytes: actual, base_bytes: actual, asked_bytes: actual });
+        let first =
+            GuestRecord { home_bytes: actual, base_bytes: actual, asked_bytes: actual, ..GuestRecord::default() };
+        let sizes = self.sizes.get_or_insert(first);
         sizes.home_bytes = sizes.home_bytes.min(memory.boot_bytes);
         sizes.base_bytes = sizes.base_bytes.min(sizes.home_bytes);
         self.unusable = None;
@@ -133,6 +136,58 @@ impl KnownGuest {
         self.left.as_ref().filter(|_| self.is_left(now)).map(|(_, why)| why.clone())
     }
 
+    /// Leaves it alone from now on, for a while.
+    pub(super) fn leave(&mut self, at: Moment, time: Duration, why: String) {
+        self.left = Some((at.now + time, why));
+        if let Some(sizes) = &mut self.sizes {
+            sizes.left_until_s = at.unix_s.saturating_add(time.as_secs());
+        }
+    }
+
+    /// Notes that it is helped now, and lends nothing for a while.
+    pub(super) fn note_relief(&mut self, at: Moment, time: Duration) {
+        (self.relieved_at, self.spared_until) = (Some(at.now), Some(at.now + time));
+        if let Some(sizes) = &mut self.sizes {
+            sizes.spared_until_s = at.unix_s.saturating_add(time.as_secs());
+        }
+    }
+
+    /// Returns whether it was helped within the last `window`.
+    pub(super) fn was_relieved(&self, now: Duration, window: Duration) -> bool {
+        self.relieved_at.is_some_and(|then| now.saturating_sub(then) < window)
+    }
+
+    /// Returns whether its balloon may still be at work on less than it is asked to leave.
+    pub(super) fn is_untold(&self) -> bool {
+        self.sizes.is_some_and(|sizes| sizes.is_untold)
+    }
+
+    /// Notes whether its balloon may still be at work on less than it is asked to leave.
+    pub(super) fn note_untold(&mut self, is_untold: bool) {
+        if let Some(sizes) = &mut self.sizes {
+            sizes.is_untold = is_untold;
+        }
+    }
+
+    /// Returns what it has or will have: the balloon may be behind, and the guest may have taken some back by itself.
+    pub(super) fn has(&self) -> u64 {
+        let sizes = self.sizes.unwrap_or_default();
+        let actual = self.memory.map_or(0, |memory| memory.actual_bytes);
+        sizes.asked_bytes.max(actual.min(sizes.base_bytes))
+    }
+
+    /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if that is the same.
+    pub(super) fn missing(&self) -> Option<(u64, u64)> {
+        let (sizes, memory) = (self.sizes?, self.memory?);
+        let has = sizes.asked_bytes.min(memory.actual_bytes);
+        (sizes.taken() > 0 && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
+    }
+
+    /// Returns whether it has taken back something that it had lent. Says so only while no step is under way.
+    pub(super) fn took_back(&self) -> bool {
+        self.taken() > 0 && self.sizes.is_some_and(|sizes| self.has() > sizes.asked_bytes)
+    }
+
     /// Returns whether its balloon is left alone.
     pub(super) fn is_left(&self, now: Duration) -> bool {
         self.left.as_ref().is_some_and(|(until, _)| now < *until)
@@ -163,13 +218,13 @@ impl KnownGuest {
     }
 
     /// Returns the size to ask for in the next step of lending, in whole units below what it has; `None` if it lends no more.
-    pub(super) fn next_step(&mut self, at: Moment, window: Duration, limits: &Limits, unit: u64) -> Option<u64> {
-        let is_relieved = self.relieved_at.is_some_and(|then| at.now.saturating_sub(then) < LEFT_WINDOWS * window);
-        if self.bond(at.now).is_some() || is_relieved || self.pressure().is_some() {
+    pub(super) fn next_step(&self, at: Moment, limits: &Limits, unit: u64) -> Option<u64> {
+        let is_spared = self.spared_until.is_some_and(|until| at.now < until) || self.is_untold();
+        if self.bond(at.now).is_some() || is_spared || self.pressure().is_some() {
             return None;
         }
         let memory = self.memory?;
-        let sizes = self.sizes.as_mut()?;
+        let sizes = self.sizes?;
         let step = (sizes.home_bytes / STEP_SHARE).min(STEP_MAX).max(unit) / unit * unit;
         let step = step.min(self.could_lend(limits) / unit * unit);
         let is_short = memory.available_bytes.is_some_and(|available| available < available_min(memory) + step);
@@ -189,6 +244,7 @@ impl KnownGuest {
         } else {
             // What somebody else took from it is not lent.
             sizes.base_bytes = sizes.base_bytes.min(actual.saturating_add(sizes.taken()));
+            sizes.asked_bytes = sizes.asked_bytes.min(actual);
         }
     }
 

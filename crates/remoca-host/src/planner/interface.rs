@@ -63,6 +63,11 @@ pub struct GuestTerms {
     pub rest: Duration,
 }
 
+impl GuestTerms {
+    /// Guests lend nothing, and get back what they have lent.
+    pub const NO_ROUNDS: Self = Self { reserve_bytes: 0, rest: Duration::MAX };
+}
+
 /// What a round is about now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -92,6 +97,14 @@ pub struct GuestRecord {
     pub home_bytes: u64,
     pub base_bytes: u64,
     pub asked_bytes: u64,
+    /// Whether its balloon may still be at work on less than it is asked to leave: the last command did not get through.
+    #[serde(default)]
+    pub is_untold: bool,
+    /// Until when its balloon is left alone, and until when it lends nothing because it was short of memory, in seconds since 1970.
+    #[serde(default)]
+    pub left_until_s: u64,
+    #[serde(default)]
+    pub spared_until_s: u64,
 }
 
 impl GuestRecord {
@@ -161,4 +174,14 @@ pub enum Look {
     All(Duration),
     /// Those that are to give memory back, at this time.
     Awaited(Duration, Vec<String>),
+}
+
+impl Look {
+    /// Returns when it is.
+    #[must_use]
+    pub fn at(&self) -> Duration {
+        match self {
+            Self::All(at) | Self::Awaited(at, _) => *at,
+        }
+    }
 }

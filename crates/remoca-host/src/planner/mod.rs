@@ -3,7 +3,7 @@
 //! The daemon (`daemon.rs`) hands in what the sockets answered ([`Planner::hear_all`]), executes [`Planner::next_step`] after the record is written,
 //! and tells what came of it ([`Planner::step_done`]). Owned state: what is known of each VM (`vm.rs`), the changes under way
 //! (`moves.rs`), and the log of decisions (`log.rs`). `report.rs` shows all of it. If guests take part, `guests.rs` knows their memory,
-//! `round.rs` lends and returns it, `relief.rs` helps those that are short of it, and `guest_report.rs` shows them.
+//! `round.rs` lends and returns it, `relief.rs` helps those that are short of it, `back.rs` returns all of it, and `guest_report.rs` shows them.
 //!
 //! 1. No command makes the sum of what counts (granted or wanted, whichever is larger) greater than the total: without the reserve, and with
 //!    what guests are seen to have lent. Only a guest that is short of memory gets some of its own back from the reserve.
@@ -12,6 +12,7 @@
 //! 4. A plan is made only when no change is under way, and no intent of a former daemon is open.
 //! 5. What one VM answers, or does not answer, changes the size of another one only by the plan, which keeps bounds and minimums.
 
+mod back;
 mod guest_report;
 mod guests;
 mod interface;
@@ -70,7 +71,11 @@ pub struct Planner {
     /// Memory of guests by the record of a former daemon, and of those that are gone.
     guests_recorded: BTreeMap<String, GuestRecord>,
     round: Round,
+    /// When the phase was first seen by this daemon, and how long it had lasted then.
+    phase_began: Option<(Duration, Duration)>,
     reliefs: Vec<Move>,
+    /// Number of plans that were made to give guests all of their memory back; `None` if nobody asked for that.
+    back: Option<u32>,
     guests_looked_at: Duration,
 }
 
@@ -78,10 +83,10 @@ impl Planner {
     /// Returns a planner that goes on from the record of a former daemon.
     #[must_use]
     pub fn new(settings: Settings, record: Record) -> Self {
-        // Sizes of another tier say nothing about this one.
+        // Sizes of another tier say nothing about this one. What guests have does not depend on it.
         let record = match record.resource == settings.resource {
             true => record,
-            false => Record { decisions: record.decisions, ..Record::default() },
+            false => Record { decisions: record.decisions, guests: record.guests, ..Record::default() },
         };
         let is_moved = settings.applies && settings.guests.is_some();
         Self {
@@ -100,6 +105,7 @@ impl Planner {
             guests: BTreeMap::new(),
             guests_recorded: record.guests,
             round: if is_moved { record.round } else { Round::default() },
+            phase_began: None,
             // Their balloons can be told again.
             reliefs: record
                 .reliefs
@@ -107,6 +113,7 @@ impl Planner {
                 .filter(|_| is_moved)
                 .map(|relief| Move { stage: Stage::Planned, ..relief })
                 .collect(),
+            back: None,
             guests_looked_at: Duration::ZERO,
         }
     }
@@ -122,6 +129,7 @@ impl Planner {
     /// Takes what all control sockets answered. VMs without one are gone. Plans, if nothing is under way.
     pub fn hear_all(&mut self, at: Moment, all: Vec<Heard>) {
         self.looked_at = Some(at.now);
+        self.note_phase(at);
         let gone: Vec<String> =
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
         for name in gone {
@@ -140,6 +148,7 @@ impl Planner {
         self.guests_looked_at = at.now;
         self.note_outcomes(at);
         self.give_up(at);
+        self.begin_back(at);
         if let Some(intent) = self.inherited.take() {
             self.resume(at, intent);
         }
@@ -217,7 +226,11 @@ impl Planner {
     /// Returns whether changes are under way.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.intent.is_some() || !self.reliefs.is_empty() || self.round.phase != Phase::Rest || self.looked_at.is_none()
+        self.intent.is_some()
+            || self.back.is_some()
+            || !self.reliefs.is_empty()
+            || self.round.phase != Phase::Rest
+            || self.looked_at.is_none()
     }
 
     /// Returns the names of the VMs that have a part in the division.
@@ -228,7 +241,9 @@ impl Planner {
     /// Returns the sum of what all VMs have.
     fn counted(&self, now: Duration) -> u64 {
         let memory = self.memory(now);
-        let present = self.vms.values().filter(|vm| !vm.is_absent(now));
+        // To give all back, nothing need be known of a VM that never answered: it keeps what it has.
+        let is_known = |vm: &&KnownVm| self.back.is_none() || vm.is_known();
+        let present = self.vms.values().filter(|vm| !vm.is_absent(now)).filter(is_known);
         present.fold(0, |sum, vm| sum.saturating_add(vm.counted(memory)))
     }
 
@@ -302,7 +317,13 @@ impl Planner {
                 Some(guest.memory?.actual_bytes)
             }
         };
-        let resumed = intent.resumed(is_young, wanted);
+        let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
+        let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
+        let mut resumed = intent.resumed(is_young, wanted);
+        // What a balloon was to be told when the daemon died counts as told.
+        for name in given.iter().filter(|name| resumed.of(name, Side::Guest).is_none()) {
+            self.note_untold(name, true);
+        }
         let what = match (resumed.is_over(), is_young) {
             (true, _) => "nothing is left to do of it",
             (false, true) => "it is carried out",

@@ -2,17 +2,19 @@
 //!
 //! 1. A guest gets at most what was taken from it, so one that lies gains nothing but its own.
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
-//! 3. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
+//! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
+//! 4. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 
 use super::guests::LEFT_WINDOWS;
 use super::moves::{Move, Side, Stage};
-use super::{FOLLOW_TIME, Moment, Planner, Step};
+use super::{FOLLOW_TIME, KnownGuest, Moment, Planner, Step};
 use std::time::Duration;
 
 impl Planner {
-    /// Returns the names of the guests from which memory was taken.
+    /// Returns the names of the guests from which memory was taken, or may be.
     pub(super) fn taken_from(&self) -> Vec<String> {
-        let taken = self.guests.iter().filter(|(name, guest)| guest.taken() > 0 && self.vms.contains_key(*name));
+        let is_less = |guest: &KnownGuest| guest.taken() > 0 || guest.is_untold();
+        let taken = self.guests.iter().filter(|(name, guest)| is_less(guest) && self.vms.contains_key(*name));
         if self.settings.guests.is_some() { taken.map(|(name, _)| name.clone()).collect() } else { Vec::new() }
     }
 
@@ -24,25 +26,39 @@ impl Planner {
             self.guests.values_mut().for_each(|guest| guest.relieved_bytes = 0);
         }
         for name in self.taken_from() {
-            let Some(why) = self.guests.get(&name).and_then(super::KnownGuest::pressure) else { continue };
             if self.reliefs.iter().any(|relief| relief.vm == name) {
                 continue;
             }
+            let is_owed = self.is_owed(at.now, &name);
+            let Some(why) = self.guests.get(&name).and_then(KnownGuest::pressure) else {
+                if is_owed && self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none()) {
+                    self.promise(at, &name, "its balloon may not have heard what it is to leave to it".into(), 0);
+                }
+                continue;
+            };
             let moves = self.intent.iter().flat_map(|intent| &intent.moves);
             let is_open = |change: &Move| change.vm == name && change.side == Side::Guest && change.is_open();
             let is_taken_from = moves.clone().any(|change| is_open(change) && change.takes());
             let most = self.claim(at.now, &name, terms.reserve_bytes);
-            if is_taken_from || most > 0 {
+            if is_taken_from || most > 0 || is_owed {
                 self.drop_exchange(at, &name, "its guest is short of memory");
-                self.promise(at, &name, &why, most);
+                self.promise(at, &name, format!("it is short of memory: {why}"), most);
             }
         }
+    }
+
+    /// Returns whether the balloon of a guest has to be told once more what it leaves to it, with no step that does so under way.
+    fn is_owed(&self, now: Duration, name: &str) -> bool {
+        let moves = self.intent.iter().flat_map(|intent| &intent.moves);
+        let is_open = moves.clone().any(|change| change.vm == name && change.side == Side::Guest && change.is_open());
+        let is_due = |guest: &KnownGuest| guest.is_untold() && !guest.was_relieved(now, self.settings.window);
+        !is_open && self.guests.get(name).is_some_and(is_due)
     }
 
     /// Returns how much a guest that is short of memory gets from the reserve now at most.
     fn claim(&self, now: Duration, name: &str, reserve_bytes: u64) -> u64 {
         let Some(guest) = self.guests.get(name) else { return 0 };
-        if guest.relieved_at.is_some_and(|then| now.saturating_sub(then) < self.settings.window) {
+        if guest.was_relieved(now, self.settings.window) {
             return 0;
         }
         let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(self.reserve_left(now));
@@ -55,22 +71,23 @@ impl Planner {
         all.saturating_sub(self.counted(now))
     }
 
-    /// Gives a guest at most `most` of what was taken from it.
-    fn promise(&mut self, at: Moment, name: &str, why: &str, most: u64) {
+    /// Gives a guest at most `most` of what was taken from it, and nothing less than it has.
+    fn promise(&mut self, at: Moment, name: &str, why: String, most: u64) {
+        let spared = LEFT_WINDOWS * self.settings.window;
         let Some(guest) = self.guests.get_mut(name) else { return };
         let Some(sizes) = guest.sizes else { return };
         let bytes = most.min(sizes.taken());
-        let to_bytes = sizes.asked_bytes.saturating_add(bytes);
+        let to_bytes = sizes.asked_bytes.saturating_add(bytes).max(guest.has());
         // It counts as given from now on.
         guest.ask(to_bytes);
-        guest.relieved_at = Some(at.now);
+        guest.note_relief(at, spared);
         guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
         self.reliefs.push(Move {
             vm: name.into(),
             side: Side::Guest,
             from_bytes: sizes.asked_bytes,
             to_bytes,
-            why: format!("it is short of memory: {why}"),
+            why,
             ..Move::default()
         });
     }
@@ -81,18 +98,29 @@ impl Planner {
         relief.stage = Stage::Begun;
         let step = Step { vm: relief.vm.clone(), side: Side::Guest, bytes: relief.to_bytes };
         self.awaited_at = at.now;
+        let spared = LEFT_WINDOWS * self.settings.window;
         if let Some(guest) = self.guests.get_mut(&step.vm) {
-            guest.relieved_at = Some(at.now);
+            guest.note_relief(at, spared);
             guest.ask(step.bytes);
         }
         Some(step)
     }
 
-    /// Ends the help for a guest.
-    pub(super) fn end_relief(&mut self, at: Moment, name: &str, outcome: &str) {
+    /// Ends the help for a guest. Unless that is seen in it, its balloon is told again later.
+    pub(super) fn end_relief(&mut self, at: Moment, name: &str, is_seen: bool, outcome: &str) {
         let ended = self.reliefs.extract_if(.., |relief| relief.vm == name).last();
         if let Some(relief) = ended {
             self.log.told(at.unix_s, &relief, outcome);
+            self.note_untold(name, !is_seen);
+        }
+    }
+
+    /// Notes whether the balloon of a guest may still be at work on less than it is asked to leave.
+    pub(super) fn note_untold(&mut self, name: &str, is_untold: bool) {
+        match (self.guests.get_mut(name), self.guests_recorded.get_mut(name)) {
+            (Some(guest), _) => guest.note_untold(is_untold),
+            (None, Some(sizes)) => sizes.is_untold = is_untold,
+            (None, None) => {}
         }
     }
 
@@ -102,7 +130,7 @@ impl Planner {
             return;
         };
         if self.guests.get(name).is_some_and(|guest| guest.follows(false, relief.to_bytes, 0)) {
-            self.end_relief(at, name, "seen in the guest");
+            self.end_relief(at, name, true, "seen in the guest");
             self.note_guest_change(at, name);
         }
     }
@@ -116,15 +144,15 @@ impl Planner {
         let late: Vec<String> = late.map(|relief| relief.vm.clone()).collect();
         for name in late {
             self.leave(at, &name, format!("its balloon did not follow within {} s", FOLLOW_TIME.as_secs()));
-            self.end_relief(at, &name, "its balloon did not follow; what it was to get is given to nobody");
+            self.end_relief(at, &name, false, "its balloon did not follow; what it was to get is given to nobody");
         }
     }
 
     /// Leaves the memory of a guest alone for some windows.
     pub(super) fn leave(&mut self, at: Moment, name: &str, why: String) {
-        let until = at.now + LEFT_WINDOWS * self.settings.window;
+        let time = LEFT_WINDOWS * self.settings.window;
         if let Some(guest) = self.guests.get_mut(name) {
-            guest.left = Some((until, why));
+            guest.leave(at, time, why);
         }
     }
 }

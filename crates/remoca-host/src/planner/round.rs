@@ -15,13 +15,16 @@ use std::time::Duration;
 
 /// Time after which the curves are divided by, whatever they say.
 const OBSERVE_TIME: Duration = Duration::from_secs(600);
+/// Windows after which no more is lent in a round, however slowly balloons follow.
+const LEND_WINDOWS: u32 = 10;
 
 impl Planner {
     /// Takes what monitors of guests say. Must come before what the VM processes say at the same time.
-    pub fn hear_guests(&mut self, all: BTreeMap<String, Result<GuestMemory, Unusable>>) {
+    pub fn hear_guests(&mut self, at: Moment, all: BTreeMap<String, Result<GuestMemory, Unusable>>) {
+        let window = self.settings.window;
         for (name, answer) in all {
             let recorded = self.guests_recorded.get(&name).copied();
-            self.guests.entry(name).or_insert_with(|| KnownGuest::new(recorded)).hear(answer);
+            self.guests.entry(name).or_insert_with(|| KnownGuest::new(at, window, recorded)).hear(answer);
         }
     }
 
@@ -31,7 +34,7 @@ impl Planner {
         let mut all = self.guests_recorded.clone();
         all.extend(known);
         // A guest from which nothing was taken begins anew when it comes back.
-        all.retain(|name, sizes| sizes.taken() > 0 || self.guests.contains_key(name));
+        all.retain(|name, sizes| sizes.taken() > 0 || sizes.is_untold || self.guests.contains_key(name));
         all
     }
 
@@ -65,6 +68,10 @@ impl Planner {
 
     /// Decides what comes next when nothing is under way.
     pub(super) fn go_on(&mut self, at: Moment) {
+        if let Some(plans) = self.back {
+            self.go_back(at, plans);
+            return;
+        }
         let Some(terms) = self.settings.guests.filter(|_| self.settings.applies) else {
             self.make_plan(at);
             return;
@@ -76,14 +83,15 @@ impl Planner {
                 return;
             }
         }
-        let passed = Duration::from_secs(at.unix_s.saturating_sub(self.round.since_s));
+        let passed = self.passed(at);
         match self.round.phase {
             Phase::Rest if passed >= terms.rest && !is_over && self.could_begin(at) => {
                 self.enter(at, Phase::Lend);
                 self.lend(at);
             }
             Phase::Rest => self.make_plan(at),
-            Phase::Lend if is_over => self.enter(at, Phase::Observe),
+            // Somebody took memory back: caches give that first, and the others go on.
+            Phase::Lend if is_over && !self.lends_too_long(at) => self.leave_takers(at),
             Phase::Lend => self.lend(at),
             Phase::Observe => {
                 self.plan = Err(format!("the curves are observed, for {} s so far", passed.as_secs()));
@@ -103,8 +111,27 @@ impl Planner {
         }
     }
 
-    fn enter(&mut self, at: Moment, phase: Phase) {
+    /// Returns how long the phase has lasted. A clock that is set while this daemon runs changes nothing.
+    pub(super) fn passed(&self, at: Moment) -> Duration {
+        let (then, before) = self.phase_began.unwrap_or((at.now, self.passed_before(at)));
+        before.saturating_add(at.now.saturating_sub(then))
+    }
+
+    /// Notes how long the phase has lasted when this daemon begins.
+    pub(super) fn note_phase(&mut self, at: Moment) {
+        if self.phase_began.is_none() {
+            self.phase_began = Some((at.now, self.passed_before(at)));
+            self.round.since_s = self.round.since_s.min(at.unix_s);
+        }
+    }
+
+    fn passed_before(&self, at: Moment) -> Duration {
+        Duration::from_secs(at.unix_s.saturating_sub(self.round.since_s))
+    }
+
+    pub(super) fn enter(&mut self, at: Moment, phase: Phase) {
         self.round = Round { phase, since_s: at.unix_s };
+        self.phase_began = Some((at.now, Duration::ZERO));
         let lent = show_size(self.lent(at.now));
         match phase {
             Phase::Lend => self.log.note(at.unix_s, "a round begins: guests lend memory to their caches".into()),
@@ -116,10 +143,10 @@ impl Planner {
 
     /// Returns whether some guest can lend something.
     fn could_begin(&self, at: Moment) -> bool {
-        let (unit, window) = (self.memory(at.now).unit_bytes, self.settings.window);
+        let unit = self.memory(at.now).unit_bytes;
         let could = |(name, guest): (&String, &KnownGuest)| {
             let limits = self.lender(at.now, name)?;
-            guest.clone().next_step(at, window, &limits, unit)
+            guest.next_step(at, &limits, unit)
         };
         self.guests.iter().any(|guest| could(guest).is_some())
     }
@@ -132,16 +159,31 @@ impl Planner {
         if is_left || is_fixed { None } else { vm.limits.as_ref().ok().copied() }
     }
 
+    fn lends_too_long(&self, at: Moment) -> bool {
+        self.passed(at) >= LEND_WINDOWS * self.settings.window
+    }
+
+    /// Leaves guests alone that took back what they had lent.
+    fn leave_takers(&mut self, at: Moment) {
+        let takers = self.guests.iter().filter(|(_, guest)| guest.took_back());
+        let names: Vec<String> = takers.map(|(name, _)| name.clone()).collect();
+        for name in names {
+            self.leave(at, &name, "it took back memory that it had lent, and is left alone for a while".into());
+        }
+    }
+
     /// Begins a step in which guests lend memory to their caches. Ends lending if none does.
     pub(super) fn lend(&mut self, at: Moment) {
-        let (memory, window) = (self.memory(at.now), self.settings.window);
-        let names: Vec<String> = self.guests.keys().cloned().collect();
+        let memory = self.memory(at.now);
+        self.leave_takers(at);
+        let is_late = self.lends_too_long(at);
+        let names: Vec<String> = self.guests.keys().filter(|_| !is_late).cloned().collect();
         let mut moves = Vec::new();
         for name in names {
             let Some(limits) = self.lender(at.now, &name) else { continue };
             let has = self.vms[&name].counted(memory);
             let Some(guest) = self.guests.get_mut(&name) else { continue };
-            let Some(to) = guest.next_step(at, window, &limits, memory.unit_bytes) else { continue };
+            let Some(to) = guest.next_step(at, &limits, memory.unit_bytes) else { continue };
             guest.rebase();
             let from = guest.memory.map_or(to, |memory| memory.actual_bytes);
             let grown = has.next_multiple_of(memory.unit_bytes).saturating_add(from - to);
@@ -178,16 +220,17 @@ impl Planner {
             }
             let has = self.vms[name].counted(memory);
             let least = limits.minimum_bytes.max(unit);
-            let wanted = has - has.saturating_sub(least).min(sizes.taken());
+            let owed = sizes.base_bytes.saturating_sub(guest.has());
+            let wanted = has - has.saturating_sub(least).min(owed);
             let (to, back) = (wanted.next_multiple_of(unit), has.saturating_sub(wanted.next_multiple_of(unit)));
             let why = "its guest gets back what its cache still has of it".to_owned();
             if back > 0 {
                 moves.push(exchange(name, Side::Tier, has, to, &why));
             }
-            let more = spare.min(sizes.taken().saturating_sub(back));
+            let more = spare.min(owed.saturating_sub(back));
             spare -= more;
             // It may also have less than it was asked to have.
-            let to = sizes.asked_bytes.saturating_add(back).saturating_add(more);
+            let to = guest.has().saturating_add(back).saturating_add(more).min(sizes.base_bytes);
             if to > actual {
                 moves.push(exchange(name, Side::Guest, actual, to, &why));
             }
@@ -198,6 +241,6 @@ impl Planner {
     }
 }
 
-fn exchange(vm: &str, side: Side, from_bytes: u64, to_bytes: u64, why: &str) -> Move {
+pub(super) fn exchange(vm: &str, side: Side, from_bytes: u64, to_bytes: u64, why: &str) -> Move {
     Move { vm: vm.into(), side, from_bytes, to_bytes, why: why.into(), ..Move::default() }
 }

@@ -69,14 +69,14 @@ impl Planner {
                 left - left % memory.unit_bytes
             }
             Side::Guest => {
-                let sizes = self.guests.get(name).and_then(|guest| guest.sizes).unwrap_or_default();
+                let Some(guest) = self.guests.get(name) else { return 0 };
                 // What the guest gets is no longer lent. What its own cache gave back is its own, even if all have too much.
                 let own = self.intent.iter().flat_map(|intent| &intent.moves).find(|change| {
                     change.vm == name && change.side == Side::Tier && change.takes() && change.stage == Stage::Done
                 });
                 let own = own.map_or(0, |change| change.from_bytes - change.to_bytes);
                 let left = memory.total_bytes.saturating_sub(counted).max(own);
-                sizes.asked_bytes.saturating_add(left).min(sizes.base_bytes)
+                guest.has().saturating_add(left).min(guest.sizes.map_or(0, |sizes| sizes.base_bytes))
             }
         }
     }
@@ -97,7 +97,7 @@ impl Planner {
     /// Takes what came of a step.
     pub fn step_done(&mut self, at: Moment, step: &Step, outcome: Outcome) {
         if step.side == Side::Guest {
-            self.guest_step_done(at, &step.vm, outcome);
+            self.guest_step_done(at, step, outcome);
             return;
         }
         let Some(vm) = self.vms.get_mut(&step.vm) else { return };
@@ -115,7 +115,8 @@ impl Planner {
         }
     }
 
-    fn guest_step_done(&mut self, at: Moment, name: &str, outcome: Outcome) {
+    fn guest_step_done(&mut self, at: Moment, step: &Step, outcome: Outcome) {
+        let name = &step.vm;
         let why = match outcome {
             Outcome::Answered(_) | Outcome::Told => return,
             Outcome::NotSent(why) => why,
@@ -125,9 +126,12 @@ impl Planner {
                 why
             }
         };
-        if self.reliefs.iter().any(|relief| relief.vm == name) {
-            self.end_relief(at, name, &format!("not done: {why}"));
-        } else {
+        // It may be about a step that was given up meanwhile.
+        let is_it =
+            |change: &&Move| change.vm == *name && change.stage == Stage::Begun && change.to_bytes == step.bytes;
+        if self.reliefs.iter().any(|relief| is_it(&relief)) {
+            self.end_relief(at, name, false, &format!("not done: {why}"));
+        } else if self.begun().filter(|change| change.side == Side::Guest).any(|change| is_it(&change)) {
             self.drop_move(at, name, Side::Guest, &why);
         }
     }
@@ -141,6 +145,7 @@ impl Planner {
         if change.stage == Stage::Begun && guest.follows(change.takes(), change.to_bytes, unit) {
             change.stage = Stage::Done;
             self.note_guest_change(at, name);
+            self.note_untold(name, false);
         }
     }
 
@@ -253,12 +258,19 @@ impl Planner {
 
     fn drop_one(&mut self, at: Moment, name: &str, side: Side, why: &str) {
         let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name, side)) else { return };
+        let was_begun = change.stage == Stage::Begun;
         change.stage = Stage::Dropped;
         let change = change.clone();
         self.log.dropped(at.unix_s, &change, why);
+        if side == Side::Tier {
+            return;
+        }
         // What a guest was to give may still come, and counts for nobody then.
-        if let Some(guest) = self.guests.get_mut(name).filter(|_| side == Side::Guest && change.takes()) {
+        if let Some(guest) = self.guests.get_mut(name).filter(|_| change.takes()) {
             guest.ask_at_least(change.from_bytes);
+        }
+        if was_begun {
+            self.note_untold(name, true);
         }
     }
 
@@ -272,7 +284,7 @@ impl Planner {
 
     /// Drops all changes of a VM.
     pub(super) fn drop_moves(&mut self, at: Moment, name: &str, why: &str) {
-        self.end_relief(at, name, &format!("not done: {why}"));
+        self.end_relief(at, name, false, &format!("not done: {why}"));
         self.drop_move(at, name, Side::Guest, why);
         self.drop_move(at, name, Side::Tier, why);
     }

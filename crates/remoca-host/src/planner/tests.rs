@@ -1,9 +1,12 @@
 //! The planner in a world of VM processes with virtual time: honest ones, and others that flood, oscillate, lie, hang, die and ignore.
 
 mod adversaries;
+mod back;
 mod balloon;
 mod guests;
+mod half_done;
 mod hostile_guests;
+mod known_guest;
 mod recovery;
 mod rules;
 mod tiers;

@@ -153,6 +153,11 @@ impl KnownVm {
         self.reads_per_s
     }
 
+    /// Returns whether it has ever said how much it has, to this daemon or a former one.
+    pub(super) fn is_known(&self) -> bool {
+        self.reading.is_some() || self.recorded.is_some()
+    }
+
     /// Returns the size that counts: of a VM that never answered the most that it can have.
     pub(super) fn counted(&self, memory: Memory) -> u64 {
         let known = self.reading.as_ref().map(Reading::counted).or(self.recorded);

@@ -29,6 +29,12 @@ pub enum Manner {
     Silent(u32, u32),
     /// It says that it is short of memory for so many looks from this one on.
     Short(u32, u32),
+    /// It does not run for so many looks from this one on.
+    Paused(u32, u32),
+    /// It takes back a unit of what it has given, at each look at all VMs, without a word.
+    Nibbles,
+    /// Its balloon moves at looks at all VMs only, and only as much as a look in two asks for.
+    Crawls,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +46,7 @@ pub struct Guest {
     pub target: u64,
     pub actual: u64,
     pub resident: u64,
+    moved_at: u32,
 }
 
 impl Guest {
@@ -47,7 +54,15 @@ impl Guest {
     pub fn new(manner: Manner, units: u64) -> Self {
         let bytes = units * UNIT;
         let resident = if let Manner::Fresh(touched) = manner { touched * UNIT } else { bytes };
-        Self { manner, boot: bytes, home: bytes, target: bytes, actual: bytes, resident: resident.min(bytes) }
+        Self {
+            manner,
+            boot: bytes,
+            home: bytes,
+            target: bytes,
+            actual: bytes,
+            resident: resident.min(bytes),
+            moved_at: 0,
+        }
     }
 
     /// Returns the memory of the host that it takes, or may take at once.
@@ -64,6 +79,10 @@ impl Guest {
     }
 
     fn moves(&mut self, looks: u32) {
+        let is_seen = std::mem::replace(&mut self.moved_at, looks) == looks;
+        if self.is_paused(looks) || (self.manner == Manner::Crawls && is_seen) {
+            return;
+        }
         let (is_stuck, keeps) = (self.manner == Manner::Stuck, self.manner == Manner::Lies);
         match self.manner {
             Manner::Grabs(at) if looks >= at => {
@@ -71,6 +90,10 @@ impl Guest {
                 return;
             }
             Manner::GrabsSilently(at) if looks >= at => self.resident = self.boot,
+            Manner::Nibbles if !is_seen && self.actual <= self.target && self.actual < self.home => {
+                (self.actual, self.resident) = (self.actual + UNIT, self.actual + UNIT);
+                return;
+            }
             _ => {}
         }
         if !is_stuck {
@@ -85,11 +108,18 @@ impl Guest {
         }
     }
 
+    fn is_paused(&self, looks: u32) -> bool {
+        matches!(self.manner, Manner::Paused(from, count) if (from..from + count).contains(&looks))
+    }
+
     fn says(&self, looks: u32) -> Result<GuestMemory, Unusable> {
         if let Manner::Silent(from, count) = self.manner
             && (from..from + count).contains(&looks)
         {
             return Err(Unusable::Silent("its monitor did not answer within 2 s".into()));
+        }
+        if self.is_paused(looks) {
+            return Err(Unusable::Advised("its guest does not run now".into()));
         }
         let is_short = matches!(self.manner, Manner::Short(from, count) if (from..from + count).contains(&looks));
         Ok(GuestMemory {
@@ -130,7 +160,7 @@ impl World {
         let is_asked = |name: &String| names.is_none_or(|names| names.contains(name));
         let asked = self.guests.iter().filter(|(name, _)| self.processes.contains_key(*name) && is_asked(name));
         let said: BTreeMap<_, _> = asked.map(|(name, guest)| (name.clone(), guest.says(self.looks))).collect();
-        self.planner.hear_guests(said);
+        self.planner.hear_guests(self.at, said);
     }
 
     /// Returns what caches and guests take of the host's memory, beyond what the guests had at first.

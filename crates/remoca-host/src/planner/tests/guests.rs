@@ -5,11 +5,11 @@ use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::{Phase, Side};
 use std::time::Duration;
 
-const HOME: u64 = 128;
+pub const HOME: u64 = 128;
 
 /// Returns two VMs with guests of the same size: the first one would read nothing from a disk with `needs` units in guest and cache, the
 /// other one gains nothing from more.
-fn two(needs: u32, manners: [Manner; 2]) -> World {
+pub fn two(needs: u32, manners: [Manner; 2]) -> World {
     let vms =
         vec![Process::new(Shape::Cliff(needs), Nature::Honest, 20), Process::new(Shape::Flat(50), Nature::Honest, 20)];
     let mut world = World::with(with_guests(60, 20), vms);
@@ -20,16 +20,16 @@ fn two(needs: u32, manners: [Manner; 2]) -> World {
 }
 
 /// Returns the units of the guest and the cache of each VM.
-fn sizes(world: &World) -> Vec<(u64, u64)> {
+pub fn sizes(world: &World) -> Vec<(u64, u64)> {
     world.processes.iter().map(|(name, vm)| (world.guests[name].actual / UNIT, vm.granted)).collect()
 }
 
-fn phase(world: &World) -> Phase {
+pub fn phase(world: &World) -> Phase {
     world.planner.record().round.phase
 }
 
 /// Runs until the round is over.
-fn run_round(world: &mut World, check: impl Fn(&World)) {
+pub fn run_round(world: &mut World, check: impl Fn(&World)) {
     let mut looks = 0;
     while phase(world) == Phase::Rest && looks < 10 {
         world.run(1, &check);

@@ -21,6 +21,7 @@ fn nature() -> impl Strategy<Value = Nature> {
         1 => prop_oneof![Just(Nature::Blind), Just(Nature::Idle), Just(Nature::Ignores), Just(Nature::Refuses)],
         1 => (1_u32..60, 1_u32..20).prop_map(|(from, count)| Nature::Hangs(from, count)),
         1 => (1_u32..60).prop_map(Nature::Dies),
+        1 => (1_u32..60).prop_map(Nature::Upgrades),
     ]
 }
 
@@ -33,6 +34,8 @@ fn manner() -> impl Strategy<Value = Manner> {
         1 => (1_u32..80).prop_map(Manner::GrabsSilently),
         1 => (0_u32..80, 1_u32..20).prop_map(|(from, count)| Manner::Silent(from, count)),
         1 => (0_u32..80, 1_u32..80).prop_map(|(from, count)| Manner::Short(from, count)),
+        1 => (0_u32..80, 1_u32..20).prop_map(|(from, count)| Manner::Paused(from, count)),
+        1 => Just(Manner::Nibbles),
     ]
 }
 
@@ -104,6 +107,36 @@ proptest! {
             let ratio = process.shape.ratio(units(guest.actual) + u32::try_from(process.granted).unwrap()).max(1e-4);
             let first = process.shape.ratio(units(guest.home) + before).max(1e-4);
             prop_assert!(ratio <= first * 1.25 + 1e-9, "{} is beyond its bound: {} after {}", name, ratio, first);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    /// Whatever failed: once all is well, no balloon is left at work on what a guest did not lend.
+    #[test]
+    fn nothing_of_a_guest_is_forgotten(
+        vms in vms(),
+        full in prop::option::of((1_u32..60, 1_u32..10)),
+        kills in prop::collection::btree_map(0_usize..60, any::<bool>(), 0..4),
+    ) {
+        let mut world = world(vms);
+        world.kills = kills.into_iter().map(|(at, is_before)| (at, (is_before, Duration::from_secs(5)))).collect();
+        for looks in 0..120 {
+            world.is_full = full.is_some_and(|(from, count)| (from..from + count).contains(&looks));
+            world.run(1, |_| {});
+        }
+        world.is_full = false;
+        world.processes.values_mut().for_each(|process| process.nature = Nature::Honest);
+        world.guests.values_mut().for_each(|guest| guest.manner = Manner::Honest);
+        world.run(470, |_| {});
+        let record = world.planner.record();
+        prop_assert_eq!(record.round.phase, Phase::Rest);
+        for (name, guest) in &world.guests {
+            let sizes = record.guests[name];
+            prop_assert!(guest.target >= sizes.asked_bytes, "{}: {:?} {:?}", name, guest, sizes);
+            prop_assert_eq!(sizes.base_bytes, guest.home, "{}: {:?} {:?}", name, guest, sizes);
         }
     }
 }

@@ -83,6 +83,8 @@ pub enum Nature {
     Late(u32),
     /// It is killed at this look.
     Dies(u32),
+    /// Another program takes its place at each look from this one on.
+    Upgrades(u32),
 }
 
 #[derive(Clone, Debug)]
@@ -127,6 +129,8 @@ pub struct World {
     pub guests: BTreeMap<String, Guest>,
     /// Numbers of steps at which the daemon is killed: before the command is sent, or before its answer is heard. Then the pause.
     pub kills: BTreeMap<usize, (bool, Duration)>,
+    /// Whether the record cannot be written.
+    pub is_full: bool,
 }
 
 pub fn settings() -> Settings {
@@ -160,6 +164,7 @@ impl World {
             waited: 0,
             guests: BTreeMap::new(),
             kills: BTreeMap::new(),
+            is_full: false,
         }
     }
 
@@ -294,7 +299,7 @@ impl World {
         };
         let guest = self.guests.get(name);
         Answer::Read(Box::new(Reading {
-            process: (1, 0),
+            process: (1, if let Nature::Upgrades(from) = process.nature { self.looks.saturating_sub(from) } else { 0 }),
             wanted: wanted * UNIT,
             granted: granted * UNIT,
             fixed: None,
@@ -312,6 +317,9 @@ impl World {
     }
 
     fn execute(&mut self, step: &Step) -> Outcome {
+        if self.is_full {
+            return Outcome::NotSent("the intent cannot be written: no space left on device".into());
+        }
         if step.side == Side::Guest {
             return self.guests.get_mut(&step.vm).map_or(Outcome::Unknown("no".into()), |guest| guest.told(step.bytes));
         }

@@ -1,0 +1,99 @@
+//! All guests get all of their memory back at once.
+
+use super::balloon::{Guest, Manner, signed};
+use super::guests::{HOME, phase, run_round, sizes, two};
+use super::world::{Nature, Process, Shape, UNIT, World};
+use crate::planner::{Phase, Side};
+use std::time::Duration;
+
+/// Has guests get all back, and runs until that is over. Returns the number of looks that it took.
+fn give_back(world: &mut World, check: impl Fn(&World)) -> u32 {
+    world.planner.ask_back();
+    assert!(world.planner.is_moving());
+    let began = world.looks;
+    while world.planner.gives_back() {
+        world.run(1, &check);
+        assert!(world.looks - began < 40, "{:#?}", world.planner.record());
+    }
+    world.looks - began
+}
+
+#[test]
+fn guests_that_lend_have_all_back_in_seconds_whatever_the_curves_say() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let [(HOME, _), (donor, rest)] = sizes(&world)[..] else { panic!("{:?}", sizes(&world)) };
+    assert!(donor < HOME && rest == 1);
+    // Its tier has the minimum, so that of the other one pays.
+    let steps = world.steps.len();
+    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    let now = sizes(&world);
+    assert_eq!((now[0].0, now[1], phase(&world)), (HOME, (HOME, 1), Phase::Rest));
+    assert!(now[0].1 >= 38, "no more than what was lent leaves the tiers: {now:?}");
+    let sides: Vec<_> = world.steps[steps..].iter().map(|(_, step)| step.side).collect();
+    assert_eq!(sides, [Side::Tier, Side::Guest], "{:?}", world.steps);
+    let first = world.steps[steps].0;
+    assert!(world.steps[steps + 1].0 - first <= Duration::from_secs(2), "{:?}", &world.steps[steps..]);
+    // The next round is not now.
+    let steps = world.steps.len();
+    world.run(50, |_| {});
+    assert!(world.steps[steps..].iter().all(|(_, step)| step.side == Side::Tier), "{:?}", &world.steps[steps..]);
+}
+
+#[test]
+fn a_step_that_is_under_way_ends_and_one_of_a_former_daemon_too() {
+    for is_other in [false, true] {
+        for looks in 3..12 {
+            let mut world = two(170, [Manner::Honest, Manner::Crawls]);
+            world.run(looks, |_| {});
+            if is_other {
+                world.replace_daemon(Duration::from_secs(3));
+                // Nobody says any more how much there is.
+                (world.settings.total_bytes, world.settings.guests) = (0, None);
+                world.replace_daemon(Duration::from_secs(3));
+            }
+            give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+            let guests: Vec<_> = world.guests.values().map(|guest| guest.target / UNIT).collect();
+            assert_eq!(guests, [HOME, HOME], "{looks} {is_other}: {:#?}", world.planner.record());
+            // Without a total nobody knows that what was lent is in no tier yet.
+            assert!(world.held() >= if is_other { 24 } else { 38 }, "{looks} {is_other}: {:?}", sizes(&world));
+        }
+    }
+}
+
+#[test]
+fn a_guest_gets_only_what_comes_back_and_one_whose_monitor_is_silent_is_left_out() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let lent = HOME - sizes(&world)[1].0;
+    let now = world.looks;
+    // What was lent is in the tier of a process that hangs.
+    world.process("vm0").nature = Nature::Hangs(now, 1000);
+    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    assert!(sizes(&world)[1].0 < HOME);
+    world.process("vm0").nature = Nature::Honest;
+    let now = world.looks;
+    world.guest("vm1").manner = Manner::Silent(now, 20);
+    let steps = world.steps.len();
+    give_back(&mut world, |_| {});
+    assert_eq!(world.steps.len(), steps);
+    world.run(20, |_| {});
+    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    assert_eq!(sizes(&world)[1].0, HOME, "{lent}: {:?}", sizes(&world));
+}
+
+#[test]
+fn a_vm_that_never_answered_and_windows_and_minimums_keep_nobody_from_his_own() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    let mut third = Process::new(Shape::Flat(50), Nature::Honest, 10);
+    third.limits.minimum_bytes = 10 * UNIT;
+    world.processes.insert("vm2".into(), third);
+    world.settings.total_bytes += 10 * UNIT;
+    world.replace_daemon(Duration::ZERO);
+    run_round(&mut world, |_| {});
+    world.processes.insert("vm3".into(), Process::new(Shape::Flat(50), Nature::Hangs(0, 1000), 0));
+    world.add_guest("vm3", Guest::new(Manner::Silent(0, 1000), 64));
+    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(50 * UNIT)));
+    let guests: Vec<_> = ["vm0", "vm1"].map(|name| world.guests[name].actual / UNIT).into();
+    assert_eq!((guests, world.processes["vm2"].wanted), (vec![HOME, HOME], 10));
+}

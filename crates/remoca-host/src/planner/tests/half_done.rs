@@ -1,0 +1,156 @@
+//! Steps that end half-way: what a guest was to give, or to get, is not lost to it.
+
+use super::balloon::{Manner, signed};
+use super::guests::{HOME, phase, run_round, sizes, two};
+use super::world::{Nature, UNIT, World};
+use crate::planner::{Phase, Side};
+use std::time::Duration;
+
+/// Checks that the guest of `vm1` has its memory, but for what it lends.
+fn check_whole(world: &World) {
+    let (sizes, guest) = (world.planner.record().guests["vm1"], &world.guests["vm1"]);
+    assert!(guest.target >= sizes.asked_bytes, "{guest:?} {sizes:?} {:#?}", world.steps);
+    assert_eq!(sizes.base_bytes, HOME * UNIT, "{guest:?}");
+}
+
+/// Runs until the balloon of `vm1` is in the middle of a step, with some behind it.
+fn run_into_a_step(world: &mut World) {
+    world.guest("vm1").manner = Manner::Crawls;
+    for _ in 0..60 {
+        world.run(1, |_| {});
+        let guest = &world.guests["vm1"];
+        if guest.actual < (HOME - 9) * UNIT && guest.actual > guest.target {
+            return;
+        }
+    }
+    panic!("{:?}", world.steps);
+}
+
+#[test]
+fn a_guest_whose_vm_process_is_replaced_in_the_middle_of_a_step_has_its_memory_back() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_a_step(&mut world);
+    let looks = world.looks;
+    world.process("vm1").nature = Nature::Upgrades(looks);
+    world.run(4, |_| {});
+    world.process("vm1").nature = Nature::Honest;
+    world.guest("vm1").manner = Manner::Honest;
+    world.run(500, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    check_whole(&world);
+}
+
+#[test]
+fn a_guest_that_is_paused_in_the_middle_of_a_step_has_its_memory_back() {
+    for manner in [Manner::Paused as fn(u32, u32) -> Manner, Manner::Silent] {
+        let mut world = two(170, [Manner::Honest; 2]);
+        run_into_a_step(&mut world);
+        world.guest("vm1").manner = manner(world.looks, 8);
+        world.run(500, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+        check_whole(&world);
+    }
+}
+
+#[test]
+fn help_that_was_not_passed_on_comes_later() {
+    for is_short in [true, false] {
+        let mut world = two(168, [Manner::Honest; 2]);
+        // No more than what it gets at once.
+        world.process("vm1").limits.guest_minimum_bytes = Some((HOME - 10) * UNIT);
+        run_round(&mut world, |_| {});
+        assert!((HOME - 10..HOME).contains(&sizes(&world)[1].0), "{:?}", sizes(&world));
+        world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+        world.is_full = true;
+        world.run(3, |_| {});
+        world.is_full = false;
+        let manner = if is_short { Manner::Short(0, u32::MAX) } else { Manner::Honest };
+        world.guest("vm1").manner = manner;
+        world.run(90, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+        assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:#?}", world.steps);
+    }
+}
+
+#[test]
+fn help_never_takes_memory_from_a_guest_that_took_it_back() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let looks = world.looks;
+    // It was booted once more, say, and has all of its memory.
+    world.guest("vm1").manner = Manner::Grabs(looks);
+    world.run(1, |_| {});
+    let boot = world.guest("vm1").boot;
+    (world.guest("vm1").target, world.guest("vm1").manner) = (boot, Manner::Short(0, u32::MAX));
+    let before = world.steps.len();
+    world.run(100, |_| {});
+    let told: Vec<_> = world.steps[before..].iter().filter(|(_, step)| step.side == Side::Guest).collect();
+    assert!(told.iter().all(|(_, step)| step.bytes == boot), "{told:?}");
+}
+
+#[test]
+fn a_guest_that_takes_back_a_little_again_and_again_ends_no_round_for_others() {
+    let mut world = two(170, [Manner::Honest, Manner::Nibbles]);
+    let least = std::cell::Cell::new(HOME);
+    run_round(&mut world, |world| {
+        assert!(world.taken_of_host() <= signed(60 * UNIT));
+        least.set(least.get().min(world.guests["vm0"].actual / UNIT));
+    });
+    assert_eq!((least.get(), sizes(&world)[0].0), (HOME - HOME / 2 / 4 * 3, HOME), "{:?}", sizes(&world));
+}
+
+#[test]
+fn lending_ends_in_time_however_slow_a_balloon_is() {
+    let mut world = two(170, [Manner::Honest, Manner::Crawls]);
+    // Each of its steps takes three looks.
+    world.settings.window = Duration::from_secs(6);
+    world.replace_daemon(Duration::ZERO);
+    while phase(&world) != Phase::Lend {
+        world.run(1, |_| {});
+    }
+    let began = world.at.now;
+    while phase(&world) == Phase::Lend {
+        world.run(1, |_| {});
+    }
+    assert!(world.at.now - began <= Duration::from_secs(90), "{:?}", world.at.now - began);
+    assert!(world.planner.report(world.at).vms[1].guest.as_ref().unwrap().could_lend_bytes > 0);
+}
+
+#[test]
+fn a_clock_that_is_set_keeps_no_round_going_and_ends_none() {
+    for set in [|s: u64| s - 500_000, |s: u64| s + 500_000] {
+        let mut world = two(170, [Manner::Honest; 2]);
+        while phase(&world) != Phase::Observe {
+            world.run(1, |_| {});
+        }
+        let at = world.at.now;
+        world.at.unix_s = set(world.at.unix_s);
+        let mut looks = 0;
+        while phase(&world) == Phase::Observe {
+            world.run(1, |_| {});
+            looks += 1;
+            assert!(looks < 100, "it is observed for ever");
+        }
+        let observed = world.at.now - at;
+        assert!(observed >= 2 * world.settings.window, "{observed:?}");
+        run_round(&mut world, |_| {});
+        // Nor is the next round far away.
+        world.at.unix_s -= 400_000;
+        let steps = world.steps.len();
+        world.run(400, |_| {});
+        assert!(world.steps.len() > steps);
+    }
+}
+
+#[test]
+fn a_successor_leaves_the_same_balloons_alone() {
+    let mut world = two(170, [Manner::Honest, Manner::Stuck]);
+    run_round(&mut world, |_| {});
+    let why = |world: &World| world.planner.report(world.at).vms[1].guest.as_ref().unwrap().why.clone();
+    assert!(why(&world).contains("did not follow within 30 s"), "{}", why(&world));
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(3, |_| {});
+    assert!(why(&world).contains("a former daemon asked"), "{}", why(&world));
+    // A clock that was set back does not make it longer.
+    world.replace_daemon(Duration::ZERO);
+    world.at.unix_s -= 500_000;
+    world.run(70, |_| {});
+    assert!(!why(&world).contains("a former daemon"), "{}", why(&world));
+}

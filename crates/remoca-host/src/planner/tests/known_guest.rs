@@ -1,0 +1,104 @@
+//! What one guest says and has, and what follows from that alone.
+
+use super::world::UNIT;
+use crate::guest::{GuestMemory, Pressure};
+use crate::limits::Limits;
+use crate::planner::guests::KnownGuest;
+use crate::planner::{GuestRecord, Moment};
+use std::time::Duration;
+
+const HOME: u64 = 128 * UNIT;
+const WINDOW: Duration = Duration::from_secs(60);
+const START: Moment = Moment { now: Duration::ZERO, unix_s: 1_000_000 };
+
+fn memory(actual_bytes: u64) -> GuestMemory {
+    GuestMemory { boot_bytes: HOME, actual_bytes, ..GuestMemory::default() }
+}
+
+fn guest() -> KnownGuest {
+    let mut guest = KnownGuest::new(START, WINDOW, None);
+    guest.hear(Ok(memory(HOME)));
+    guest.hear_resident(START.now, Some(HOME));
+    guest
+}
+
+fn step(guest: &KnownGuest) -> Option<u64> {
+    guest.next_step(START, &Limits::default(), UNIT)
+}
+
+#[test]
+fn every_sign_of_a_shortage_counts_and_keeps_a_guest_from_lending() {
+    assert_eq!((guest().pressure(), step(&guest())), (None, Some(HOME - 8 * UNIT)));
+    let pressure = Pressure::default();
+    for (memory, sign) in [
+        (GuestMemory { pressure: Pressure { some_avg10: Some(10.1), ..pressure }, ..memory(HOME) }, "tasks wait"),
+        (GuestMemory { pressure: Pressure { swapped_in_per_s: Some(50.1), ..pressure }, ..memory(HOME) }, "swaps in"),
+        (GuestMemory { pressure: Pressure { major_faults_per_s: Some(201.), ..pressure }, ..memory(HOME) }, "faults"),
+        (GuestMemory { available_bytes: Some(HOME / 16 - 1), ..memory(HOME) }, "is available"),
+    ] {
+        let mut guest = guest();
+        guest.hear(Ok(memory));
+        assert!(guest.pressure().unwrap().contains(sign), "{:?}", guest.pressure());
+        assert_eq!(step(&guest), None);
+    }
+    let mut waits = guest();
+    waits.waits = Some(10.1);
+    assert!(waits.pressure().unwrap().contains("tasks wait"));
+    let mut needs = guest();
+    needs.hear(Ok(GuestMemory { available_bytes: Some(HOME / 16 + 8 * UNIT - 1), ..memory(HOME) }));
+    assert_eq!((needs.pressure(), step(&needs)), (None, None), "its programs use what it would give");
+}
+
+#[test]
+fn a_round_takes_three_quarters_of_the_way_to_the_minimum() {
+    let limits = Limits { guest_minimum_bytes: Some(28 * UNIT), ..Limits::default() };
+    assert_eq!((guest().could_lend(&limits), guest().could_lend(&Limits::default())), (75 * UNIT, 48 * UNIT));
+}
+
+#[test]
+fn what_somebody_else_took_is_not_lent() {
+    let mut guest = guest();
+    guest.hear(Ok(memory(100 * UNIT)));
+    guest.hear_resident(START.now, Some(100 * UNIT));
+    guest.rebase();
+    assert_eq!((guest.taken(), guest.lent()), (0, 0));
+    guest.ask(92 * UNIT);
+    guest.hear(Ok(memory(80 * UNIT)));
+    guest.hear_resident(START.now, Some(80 * UNIT));
+    assert_eq!((guest.taken(), guest.lent()), (8 * UNIT, 8 * UNIT), "20 units went, and 8 were asked for");
+    guest.rebase();
+    assert_eq!((guest.taken(), guest.lent()), (8 * UNIT, 8 * UNIT), "it is still lent if the next step is dropped");
+    guest.ask(72 * UNIT);
+    guest.hear(Ok(memory(72 * UNIT)));
+    guest.hear_resident(START.now, Some(72 * UNIT));
+    assert_eq!((guest.taken(), guest.lent()), (16 * UNIT, 16 * UNIT));
+}
+
+#[test]
+fn memory_that_a_vm_process_does_not_see_counts_for_a_minute() {
+    let mut guest = guest();
+    let at = |seconds| Duration::from_secs(seconds);
+    guest.hear_resident(at(1), None);
+    guest.hear_resident(at(60), None);
+    assert_eq!((guest.resident, guest.bond(at(60))), (Some(HOME), None));
+    guest.hear_resident(at(61), None);
+    assert_eq!((guest.resident, guest.lent()), (None, 0));
+    assert!(guest.bond(at(61)).unwrap().contains("does not see"));
+}
+
+#[test]
+fn what_is_on_record_of_a_guest_that_is_left_alone_is_believed_for_ten_windows() {
+    let sizes = GuestRecord { home_bytes: HOME, base_bytes: HOME, asked_bytes: HOME, ..GuestRecord::default() };
+    let ends = |sizes: GuestRecord| {
+        let mut guest = KnownGuest::new(START, WINDOW, Some(sizes));
+        guest.hear(Ok(memory(HOME)));
+        guest.hear_resident(START.now, Some(HOME));
+        let at = |seconds| Moment { now: Duration::from_secs(seconds), ..START };
+        (0..2000).find(|seconds| guest.next_step(at(*seconds), &Limits::default(), UNIT).is_some())
+    };
+    assert_eq!(ends(sizes), Some(0));
+    assert_eq!(ends(GuestRecord { left_until_s: START.unix_s + 90, ..sizes }), Some(90));
+    assert_eq!(ends(GuestRecord { left_until_s: u64::MAX, ..sizes }), Some(600));
+    assert_eq!(ends(GuestRecord { spared_until_s: START.unix_s + 90, ..sizes }), Some(90));
+    assert_eq!(ends(GuestRecord { is_untold: true, ..sizes }), None);
+}
