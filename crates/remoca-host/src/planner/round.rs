@@ -15,8 +15,9 @@ use std::time::Duration;
 
 /// Time after which the curves are divided by, whatever they say.
 const OBSERVE_TIME: Duration = Duration::from_secs(600);
-/// Windows after which no more is lent in a round, however slowly balloons follow.
+/// Windows, and the least time, after which no more is lent in a round, however slowly balloons follow.
 const LEND_WINDOWS: u32 = 10;
+const LEND_TIME_MIN: Duration = Duration::from_secs(60);
 
 impl Planner {
     /// Takes what monitors of guests say. Must come before what the VM processes say at the same time.
@@ -160,7 +161,7 @@ impl Planner {
     }
 
     fn lends_too_long(&self, at: Moment) -> bool {
-        self.passed(at) >= LEND_WINDOWS * self.settings.window
+        self.passed(at) >= LEND_TIME_MIN.max(LEND_WINDOWS * self.settings.window)
     }
 
     /// Leaves guests alone that took back what they had lent.

@@ -30,7 +30,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         let width = |line: usize| lines[line].len() - "  10 |".len();
         assert_eq!(lines.len(), 13);
-        assert!(lines[1].starts_with(" 100 |") && lines[12].starts_with("      64M 128M"), "{text}");
+        assert!(lines[1].starts_with(" 100 |") && lines[12].starts_with("      64M     256M"), "{text}");
         assert_eq!(width(11), 44, "64M to 64G");
         let filled = |line: usize| lines[line].matches('#').count();
         assert!((1..10).all(|line| filled(line) < filled(line + 1) || filled(line + 1) == 44), "{text}");
