@@ -180,6 +180,7 @@ fn notice_death(stream: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn a_full_queue_of_a_unix_socket_is_not_waited_for_without_limit() {
@@ -192,6 +193,27 @@ mod tests {
         let tries: Vec<_> = (0..3).map(|_| endpoint.connect(Duration::from_millis(50))).collect();
         assert!(tries[0].is_ok());
         assert_eq!(tries[2].as_ref().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn the_unsent_bytes_of_a_tcp_connection_are_limited() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        limit_unsent(socket.as_fd(), 12_345).unwrap();
+        let (mut bytes, mut length) = (0_u32, 4);
+        // SAFETY: the kernel writes at most the four bytes of `bytes`, and their number to `length`; both outlive the call.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_NOTSENT_LOWAT,
+                (&raw mut bytes).cast(),
+                &raw mut length,
+            )
+        };
+        assert_eq!((result, bytes), (0, 12_345));
+        let (local, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(limit_unsent(local.as_fd(), 1).is_err());
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::status::Backing;
 
 /// Bytes in a chunk: one huge page.
 pub(crate) const CHUNK_BYTES: usize = 2 << 20;
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 /// Chunks that are locked in one system call.
 pub(crate) const PIECE_CHUNKS: usize = 8;
 
@@ -45,7 +46,7 @@ impl Mapping {
             return None;
         }
         let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-        let base = map_anonymous(length, flags).ok()?;
+        let base = map_anonymous(length, READ_WRITE, flags).ok()?;
         let map = Self { base, length, backing: Backing::HugeTlb };
         map.advise(Advice::LinuxDontDump);
         // Reserved by the mapping, so this cannot fail for lack of pages; kernels before 5.14 fault them in when
@@ -59,7 +60,7 @@ impl Mapping {
 
     /// Maps ordinary memory, in transparent huge pages where the host allows it.
     pub(crate) fn ordinary(length: usize) -> Result<Self, Errno> {
-        let base = map_aligned(length, MapFlags::PRIVATE)?;
+        let base = map_aligned(length, READ_WRITE, MapFlags::PRIVATE)?;
         let map = Self { base, length, backing: Backing::Ordinary };
         [Advice::LinuxHugepage, Advice::LinuxDontDump].into_iter().for_each(|advice| map.advise(advice));
         Ok(map)
@@ -151,16 +152,15 @@ impl Drop for Mapping {
     }
 }
 
-fn map_anonymous(length: usize, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
-    let prot = ProtFlags::READ | ProtFlags::WRITE;
+fn map_anonymous(length: usize, prot: ProtFlags, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
     // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
     let base = unsafe { mmap_anonymous(std::ptr::null_mut(), length, prot, flags) }?;
     NonNull::new(base).ok_or(Errno::NOMEM)
 }
 
 /// Maps `length` bytes, aligned to chunks.
-fn map_aligned(length: usize, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
-    let padded = map_anonymous(length + CHUNK_BYTES, flags)?;
+fn map_aligned(length: usize, prot: ProtFlags, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
+    let padded = map_anonymous(length + CHUNK_BYTES, prot, flags)?;
     let before = padded.as_ptr().align_offset(CHUNK_BYTES);
     let after = CHUNK_BYTES - before;
     // SAFETY: both ranges lie in the mapping just made (`before <= CHUNK_BYTES`), page-aligned as the mapping is, and nothing
@@ -193,7 +193,8 @@ unsafe impl Sync for FileMapping {}
 impl FileMapping {
     /// Maps the first `length` bytes of a file, a multiple of a page, at an address at which its chunks can be huge pages.
     pub(crate) fn new(file: BorrowedFd<'_>, length: usize) -> Result<Self, Errno> {
-        let reserved = map_aligned(length, MapFlags::PRIVATE | MapFlags::NORESERVE)?;
+        // What cannot be accessed is no memory that the host promises, whatever its rule for overcommitting is.
+        let reserved = map_aligned(length, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)?;
         let map = Self { base: reserved, length };
         // SAFETY: the new mapping takes the place of the one just made, to which nothing refers.
         unsafe { mmap(map.base.as_ptr(), length, ProtFlags::READ, MapFlags::SHARED | MapFlags::FIXED, file, 0) }?;
@@ -228,6 +229,12 @@ impl FileMapping {
         let range = self.range(start, length)?;
         // SAFETY: as in `lock`.
         unsafe { munlock(range, length) }
+    }
+
+    /// Returns whether chunks of the file lie at addresses at which they can be huge pages.
+    #[cfg(test)]
+    pub(crate) fn is_aligned(&self) -> bool {
+        self.base.addr().get().is_multiple_of(CHUNK_BYTES)
     }
 
     fn range(&self, start: usize, length: usize) -> Result<*mut c_void, Errno> {

@@ -22,7 +22,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// Unit in which `st_blocks` counts.
 const BLOCK_BYTES: u64 = 512;
 const CHUNK: u64 = CHUNK_BYTES as u64;
-/// Bytes that are punched in one system call. A client's write waits for the call: with pages of 4 KiB, it takes some milliseconds.
+/// Bytes that are punched in one system call. A client's write waits for the call: with pages of 4 KiB, for up to tens of milliseconds.
 const PIECE: u64 = CHUNK * PIECE_CHUNKS as u64;
 
 #[derive(Debug)]
@@ -78,8 +78,9 @@ impl PoolFile {
             return Ok(());
         }
         if *huge && let Err(error) = self.populate_chunks(start.next_multiple_of(CHUNK), end - end % CHUNK) {
-            tracing::debug!(%error, "the memory of a mapped pool is not in huge pages");
-            *huge = false;
+            tracing::debug!(%error, "memory of a mapped pool is not in huge pages");
+            // A page that was busy says nothing about the next piece.
+            *huge = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY));
         }
         fallocate(&self.file, FallocateFlags::empty(), start, end - start)?;
         match self.locking {
@@ -184,6 +185,7 @@ mod tests {
             pool.file.write_all_at(&[6; 4096], 299 * 4096).unwrap();
             pool.populate(PageCount(300), PageCount(4 * 512 + 100), &mut huge).unwrap();
             assert_eq!(pool.allocated(), 4 * 512 + 100);
+            assert!(pool.map.is_aligned(), "else no chunk could be a huge page");
             // A host may have no huge page now. Only what is locked is sure to be mapped.
             assert!(!huge || locking == PageLocking::Unlocked || resident_huge() >= 3 * CHUNK);
             for page in [299, 1000, 1001] {

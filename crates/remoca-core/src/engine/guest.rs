@@ -1,7 +1,7 @@
 //! Events of guests and their disks: which blocks a write makes unreachable, and what a completed disk I/O teaches about its blocks.
 
 use super::disks::page_of;
-use super::requests::{Pages, Request};
+use super::requests::{Pages, ReadReason, Request};
 use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Place, Tiers};
@@ -142,7 +142,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
         }
         if request.pages != Pages::None {
-            self.stats.missed_blocks += block_count(range);
+            let is_stream = io.reason == ReadReason::Stream;
+            *(if is_stream { &mut self.stats.covered_blocks } else { &mut self.stats.missed_blocks }) +=
+                block_count(range);
         }
         if clean {
             self.learn_read(id, request.disk, range, data);

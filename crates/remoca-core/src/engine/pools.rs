@@ -157,13 +157,14 @@ impl Pools {
         self.fetches.begin(fetch)
     }
 
-    /// Removes a REQUEST that `server` replied to, unpins its slot and returns the REQUEST. Returns `None` if this server
-    /// owes no such reply.
+    /// Removes a REQUEST whose page is there, unpins its slot and returns the REQUEST. Returns `None` if `server` owes no
+    /// such page. With `by_server` it replied, and so is not silent.
     pub(super) fn end_fetch<M>(
         &mut self,
         now: Nanos,
         server: ServerNumber,
         id: FetchId,
+        by_server: bool,
         index: &mut CacheIndex<M>,
     ) -> Option<Fetch>
     where
@@ -173,7 +174,9 @@ impl Pools {
         let fetch = self.fetches.end(number, id)?;
         let pool = self.pool_mut(number);
         pool.end_fetches(1);
-        pool.note_answer(now);
+        if by_server {
+            pool.note_answer(now);
+        }
         index.unpin(fetch.slot);
         Some(fetch)
     }

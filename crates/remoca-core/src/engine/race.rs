@@ -324,8 +324,8 @@ impl Race {
         self.enabled && self.budget.note_overrun() && self.rival(pool).breaker.note_budget_spent(now)
     }
 
-    /// Ends the probe of a read without a result, and refunds its hedge, if it has them. The server cannot answer the
-    /// read: it has no page, sent a wrong one, or still owes it after the disk failed twice.
+    /// Ends the probe of a read without a result, and refunds its hedge, if it has them. The server did not answer the
+    /// read: it has no page, sent a wrong one, still owes it after the disk failed twice, or was never sent the page.
     pub(super) fn note_no_page(&mut self, request: &Request) {
         self.rival(request.rival).breaker.note_draw(request.serial);
         if let Some(io) = request.io {

@@ -12,7 +12,9 @@ use std::ops::{DerefMut, Range};
 /// Length of a page, in the type that actions use.
 const PAGE_LENGTH: u32 = 4096;
 /// Maximum number of blocks ahead of a stream that are looked up with one of its reads.
-const LOOK_AHEAD: u64 = 1024;
+const LOOK_AHEAD: u64 = 256;
+/// Number of blocks of these whose look-ups are prefetched together.
+const LOOK_AHEAD_BATCH: u64 = 32;
 
 /// Pages that a read needs from memory servers.
 #[derive(Clone, Copy, Debug)]
@@ -90,8 +92,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn are_cached(&mut self, disk: DiskIndex, range: ByteRange, needed: u64) -> bool {
         let after = range.covered_blocks().end;
         let looked_for = self.streams.look_for(disk, after, needed, LOOK_AHEAD);
-        let is_missing = |bno: &u64| matches!(self.source(BlockId { disk, bno: BlockNumber(*bno) }), Source::Disk);
-        let end = looked_for.clone().find(is_missing).unwrap_or(looked_for.end);
+        let id = |bno| BlockId { disk, bno: BlockNumber(bno) };
+        let is_missing = |bno: &u64| matches!(self.source(id(*bno)), Source::Disk);
+        let mut end = looked_for.start;
+        let mut missing = None;
+        while missing.is_none() && end < looked_for.end {
+            let batch = end..(end + LOOK_AHEAD_BATCH).min(looked_for.end);
+            self.index.prefetch(batch.clone().map(id));
+            missing = batch.clone().find(is_missing);
+            end = missing.unwrap_or(batch.end);
+        }
         self.streams.note_found(disk, end, after, needed)
     }
 
@@ -177,7 +187,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let pools = fetches.pools;
             self.requests.begin_wait(id, fetches.count, pools, self.race.slowest(pools));
             match route {
-                Route::Both if reason == ReadReason::Stream => self.ask_disk(now, id, reason),
+                Route::Both if reason == ReadReason::Stream => {
+                    self.streams.begin_comparison(now, serial, self.race.slowest(pools), fetches.count);
+                    self.ask_disk(now, id, reason);
+                }
                 Route::Both if self.race.begin_probe(now, id, disk, serial, pools, &mut self.stats) => {
                     self.ask_disk(now, id, ReadReason::Probe);
                 }

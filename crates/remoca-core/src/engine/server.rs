@@ -2,6 +2,7 @@
 
 use super::fetches::Fetch;
 use super::pool_size::Refusal;
+use super::requests::ReadReason;
 use super::{Admission, DiskEngine, FetchId, PageOutcome, RequestId, ServerNumber};
 use crate::rules::Rule;
 use crate::units::{Nanos, PageCount, PoolIndex};
@@ -87,13 +88,30 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Checks the page that `server` sent for `fetch`, and completes the read if no other page is missing. Returns
     /// whether the driver must deliver the page or drop it.
     pub fn handle_page(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId, page: &[u8]) -> PageOutcome {
-        let Some(fetch) = self.pools.end_fetch(now, server, fetch, &mut self.index) else {
+        self.take_page(now, server, fetch, page, true)
+    }
+
+    /// Does the same with a page that has not left for `server` yet. It says nothing about the server, which may hang.
+    pub fn handle_unsent_page(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId, page: &[u8]) -> PageOutcome {
+        self.take_page(now, server, fetch, page, false)
+    }
+
+    fn take_page(
+        &mut self,
+        now: Nanos,
+        server: ServerNumber,
+        fetch: FetchId,
+        page: &[u8],
+        by_server: bool,
+    ) -> PageOutcome {
+        let Some(fetch) = self.pools.end_fetch(now, server, fetch, by_server, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
             return PageOutcome::Unexpected;
         };
+        self.streams.note_page(now, fetch.serial, by_server);
         let Some((left, asked)) = self.requests.pages_owed(fetch.request, fetch.serial) else {
             self.stats.fetch_late += 1;
-            if !fetch.probe {
+            if by_server && !fetch.probe {
                 self.race.note_server_alive(now, fetch.pool);
             }
             return PageOutcome::Late;
@@ -124,19 +142,24 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if left > 1 {
             self.requests.set_pages_owed(fetch.request, left - 1, asked);
         } else if let Some(request) = self.requests.get(fetch.request) {
-            self.streams.note_answer(now, request.rival, asked, request.issued);
             self.complete_from_cache(fetch.request, asked);
-            self.race.note_server_first(now, &request, &mut self.stats);
+            if !by_server {
+                self.race.note_no_page(&request);
+            } else if request.io.is_none_or(|io| io.reason != ReadReason::Stream) {
+                self.streams.note_answer(now, request.rival, asked, request.issued);
+                self.race.note_server_first(now, &request, &mut self.stats);
+            }
         }
         PageOutcome::Deliver { request: fetch.request, offset: fetch.offset }
     }
 
     /// Drops the slot of `fetch`, because `server` does not have its page, and leaves the read to the disk.
     pub fn handle_missing(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId) {
-        let Some(fetch) = self.pools.end_fetch(now, server, fetch, &mut self.index) else {
+        let Some(fetch) = self.pools.end_fetch(now, server, fetch, true, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
             return;
         };
+        self.streams.note_page(now, fetch.serial, false);
         self.stats.fetch_missing += 1;
         self.give_up_fetch(now, &fetch);
     }

@@ -89,6 +89,19 @@ pub(super) struct Streams {
     pools: Vec<Pool>,
     /// Reads that go to the disk alone before the next one that goes both ways.
     until_comparison: u32,
+    /// The newest of those.
+    comparison: Option<Comparison>,
+}
+
+/// Read that goes to the disk and to pools. The disk may well be first; what the pools cost is known when their last page is there.
+#[derive(Debug)]
+struct Comparison {
+    serial: u64,
+    pool: PoolIndex,
+    count: u32,
+    /// Pages that have not come.
+    owed: u32,
+    began: Nanos,
 }
 
 /// What a read costs at each place, in nanoseconds.
@@ -101,7 +114,7 @@ struct Compared {
 
 impl Streams {
     pub(super) fn new(enabled: bool) -> Self {
-        Self { enabled, disks: Vec::new(), pools: Vec::new(), until_comparison: COMPARE_INTERVAL }
+        Self { enabled, disks: Vec::new(), pools: Vec::new(), until_comparison: COMPARE_INTERVAL, comparison: None }
     }
 
     /// Forgets what is known of a disk's number.
@@ -112,6 +125,7 @@ impl Streams {
     /// Forgets what is known of a pool's number.
     pub(super) fn reset_pool(&mut self, pool: PoolIndex) {
         *self.pool(pool) = Pool::default();
+        self.comparison.take_if(|it| it.pool == pool);
     }
 
     fn disk(&mut self, disk: DiskIndex) -> &mut Disk {
@@ -197,6 +211,24 @@ impl Streams {
         pool.costs.note(count.into(), now.since_ns(began.max(before)));
     }
 
+    /// Notes a read that goes to the disk and for `count` pages to pools, `pool` the slowest of them.
+    pub(super) fn begin_comparison(&mut self, now: Nanos, serial: u64, pool: PoolIndex, count: u32) {
+        self.comparison = Some(Comparison { serial, pool, count, owed: count, began: now });
+    }
+
+    /// Notes that a page of the read of this serial is there, however late. A read of which one page was not the server's answer says
+    /// nothing about what pools cost.
+    pub(super) fn note_page(&mut self, now: Nanos, serial: u64, by_server: bool) {
+        let Some(it) = self.comparison.as_mut().filter(|it| it.serial == serial) else { return };
+        it.owed -= 1;
+        let is_over = it.owed == 0;
+        if (is_over || !by_server)
+            && let Some(it) = self.comparison.take().filter(|_| by_server)
+        {
+            self.note_answer(now, it.pool, it.count, it.began);
+        }
+    }
+
     /// Returns where a read goes of which `count` pages are in pools, `pool` the slowest of them, and the rest is zero.
     /// [`Self::begin_read`] knows of the read.
     pub(super) fn route(
@@ -226,6 +258,12 @@ impl Streams {
         } else {
             StreamRoute::Pools
         }
+    }
+
+    /// Returns what a read of `pages` pages from a pool costs, in nanoseconds.
+    #[cfg(test)]
+    pub(super) fn pool_cost(&mut self, pool: PoolIndex, pages: u64) -> Option<u64> {
+        self.pool(pool).costs.of(pages)
     }
 
     /// Returns what a read costs at each place, or `None` if that is not known, positions do not matter, or the disk makes no progress.

@@ -144,7 +144,11 @@ impl<M: Words> CacheIndex<M> {
             self.discard(entry);
         }
         let is_local = tiers.local.contains(pool);
-        let demoted = victim.filter(|_| is_local).and_then(|victim| self.demote(victim, tiers.remote));
+        // A page that is demoted counts as sent, so the one that takes its place must be admitted.
+        let has_room =
+            |victim: &u32| self.entries.has_room_for(&self.words, content) && self.target_has_room(*victim, content);
+        let demotable = victim.filter(|_| is_local).filter(has_room);
+        let demoted = demotable.and_then(|victim| self.demote(victim, tiers.remote));
         if demoted.is_none() {
             victim.iter().for_each(|victim| self.discard(*victim));
         }

@@ -145,3 +145,121 @@ fn a_page_without_room_in_the_new_region_is_dropped_in_both() {
     index.forget(block(0));
     assert!(matches!(offer(&mut index, 40), Offer::Admitted(_)));
 }
+
+/// In a shrink, a page of a slot that has not moved may come to one that has, for which the new region has no room.
+#[test]
+fn a_page_that_moves_to_a_slot_without_room_is_dropped_in_both() {
+    let layout = Layout::new(PageCount(48), PageCount(400), 2);
+    let smaller = layout.resized(PageCount(48), PageCount(64));
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.set_capacity(PageCount(48), |_| {});
+    let mut crowded = crowd(smaller);
+    let mut of = |at: u32| if matches!(at, 0..32 | 47) { crowded.next().unwrap() } else { content(1000 + at) };
+    let contents: Vec<_> = (0..48).map(&mut of).collect();
+    for (at, content) in contents.iter().enumerate() {
+        index.learn(block(at as u64), *content);
+        assert!(
+            matches!(index.offer(*content, Place::Tail, PoolSet::ALL), Offer::Admitted(slot) if slot.0 == at as u32)
+        );
+    }
+    index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
+    assert!(!index.move_entries(47));
+    index.check_target();
+    index.drop_slot(SlotIndex(40));
+    index.aim(POOL, PageCount(47));
+    index.resize(POOL, u32::MAX, |_| {});
+    index.check_target();
+    assert_eq!((index.cached(contents[47]), index.slot_counts().used), (None, 46));
+    assert!(index.finish_move().is_some());
+    for number in 2000..2100 {
+        index.learn(block(u64::from(number)), content(number));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)), "{number}");
+    }
+}
+
+/// A page that is demoted counts as sent, so nothing is demoted for a page that the new region has no room for.
+#[test]
+fn nothing_is_demoted_for_a_page_without_room() {
+    const REMOTE: PoolIndex = PoolIndex(1);
+    let layout = Layout::new(PageCount(48), PageCount(400), 2);
+    let smaller = layout.resized(PageCount(48), PageCount(64));
+    let mut index = empty(vec![0; layout.words()], layout);
+    for (pool, slots) in [(POOL, 32), (REMOTE, 8)] {
+        index.begin_pool(pool, Pool { server: u32::from(pool.0), generation: 1 }, 0);
+        index.aim(pool, PageCount(slots));
+        index.resize(pool, u32::MAX, |_| {});
+    }
+    let tiers = Tiers { local: [POOL].into_iter().collect(), remote: [REMOTE].into_iter().collect() };
+    let contents: Vec<_> = crowd(smaller).take(33).collect();
+    let mut offers = contents.iter().zip(0..).map(|(content, bno)| {
+        index.learn(block(bno), *content);
+        if bno == 32 {
+            index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
+            assert!(index.move_entries(u32::MAX));
+        }
+        index.offer(*content, Place::Tail, tiers)
+    });
+    assert!(offers.by_ref().take(32).all(|offer| matches!(offer, Offer::Admitted(_))));
+    let last = offers.next().unwrap();
+    drop(offers);
+    assert!(!matches!(last, Offer::Demoting { .. }), "{last:?}");
+    assert_eq!((index.sends(REMOTE), index.queue(REMOTE).count()), (0, 0), "{last:?}");
+    index.check_target();
+    assert!(index.finish_move().is_some());
+    assert_eq!(index.queue(POOL).count(), index.slot_counts().used as usize);
+}
+
+#[test]
+fn a_page_given_up_silently_during_a_move_is_so_after_it() {
+    let layout = Layout::new(PageCount(8), PageCount(16), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.set_capacity(PageCount(8), |_| {});
+    index.learn(block(1), content(1));
+    let Offer::Admitted(slot) = index.offer(content(1), Place::Tail, PoolSet::ALL) else { panic!("it is known") };
+    let (hint, _) = index.look_up(block(1)).unwrap();
+    index.hit(hint, block(1), slot, false);
+    index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(index.move_entries(u32::MAX));
+    index.note_silent(slot);
+    index.check_target();
+    assert!(index.finish_move().is_some());
+    assert!(!index.slots.was_hit(&index.words, slot.0), "it is demoted, not discarded");
+}
+
+#[test]
+fn all_slots_of_a_larger_region_can_be_used() {
+    for restarts in [false, true] {
+        let layout = Layout::new(PageCount(8), PageCount(16), 2);
+        let mut index = empty(vec![0; layout.words()], layout);
+        if restarts {
+            index = super::resume_tests::resume(index.words().clone());
+        }
+        // More than the chunks that the former region had to spare.
+        let slots = PageCount(layout.table_slots() + 8);
+        let larger = layout.resized(slots, PageCount(16));
+        index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
+        assert!(index.finish_move().is_some());
+        index.set_capacity(slots, |_| {});
+        assert_eq!(index.capacity(POOL), slots);
+    }
+}
+
+#[test]
+fn pages_that_did_not_arrive_are_given_up_after_a_move() {
+    let layout = Layout::new(PageCount(8), PageCount(16), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.begin_pool(POOL, Pool { server: 0, generation: 1 }, 0);
+    index.set_capacity(PageCount(8), |_| {});
+    let admit = |index: &mut CacheIndex<Vec<u32>>, number: u32| {
+        index.learn(block(number.into()), content(number));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    };
+    (1..4).for_each(|number| admit(&mut index, number));
+    index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(index.move_entries(u32::MAX));
+    admit(&mut index, 4);
+    assert!(index.finish_move().is_some());
+    admit(&mut index, 5);
+    assert_eq!(index.give_up_sends(POOL, 2), 3);
+    assert!((1..6).all(|number| index.cached(content(number)).is_some() == (number < 3)));
+}

@@ -166,14 +166,17 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Makes the target follow a change of a slot.
+    /// Makes the target follow a change of a slot. A page for which it has no room is dropped.
     pub(super) fn follow_slot(&mut self, slot: u32) {
-        if let Some(mut target) = self.target.take() {
-            if slot < target.moved {
-                Slots::follow_capacities(&mut target.index.words, &self.words);
-                self.move_slot(&mut target.index, slot);
-            }
-            self.target = Some(target);
+        let Some(mut target) = self.target.take() else { return };
+        let mut has_room = true;
+        if slot < target.moved {
+            Slots::follow_capacities(&mut target.index.words, &self.words);
+            has_room = self.move_slot(&mut target.index, slot);
+        }
+        self.target = Some(target);
+        if !has_room && self.slots.is_used(&self.words, slot) {
+            self.lose(slot);
         }
     }
 

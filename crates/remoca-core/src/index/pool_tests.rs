@@ -58,10 +58,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     )
 }
 
+/// Frame that a server was sent.
+#[derive(Clone, Copy)]
+enum Frame {
+    Page(SlotIndex, Fingerprint),
+    Move(SlotIndex, SlotIndex),
+}
+
 /// An index, and the page in each slot of each server.
 struct World {
     index: CacheIndex<Vec<u32>>,
     servers: HashMap<(PoolIndex, SlotIndex), Fingerprint>,
+    /// What each server was sent since its pool began, with the number of pages by then.
+    frames: HashMap<PoolIndex, Vec<(u64, Frame)>>,
     generation: u64,
     pinned: Vec<SlotIndex>,
 }
@@ -77,7 +86,8 @@ fn layout() -> Layout {
 impl World {
     fn new() -> Self {
         let index = empty(vec![0; layout().words()], layout());
-        let mut this = Self { index, servers: HashMap::new(), generation: 0, pinned: Vec::new() };
+        let mut this =
+            Self { index, servers: HashMap::new(), frames: HashMap::new(), generation: 0, pinned: Vec::new() };
         for pool in (0..POOLS).map(PoolIndex) {
             this.begin(pool);
             this.index.aim(pool, PageCount(10));
@@ -91,14 +101,40 @@ impl World {
         let identity = Pool { server: u32::from(pool.0), generation: self.generation };
         self.index.begin_pool(pool, identity, 0);
         self.servers.retain(|(of, _), _| *of != pool);
+        self.frames.remove(&pool);
     }
 
     fn resize(&mut self, pool: PoolIndex, slots: u32) {
-        let servers = &mut self.servers;
-        self.index.resize(pool, slots, |Move { from, to }| {
-            let page = servers.remove(&(pool, from)).expect("what moves was sent");
-            servers.insert((pool, to), page);
-        });
+        let pages = self.index.sends(pool);
+        let mut moves = Vec::new();
+        self.index.resize(pool, slots, |Move { from, to }| moves.push(Frame::Move(from, to)));
+        moves.into_iter().for_each(|frame| self.send(pool, pages, frame));
+    }
+
+    /// Sends a server a frame, after so many pages with it.
+    fn send(&mut self, pool: PoolIndex, pages: u64, frame: Frame) {
+        let page = match frame {
+            Frame::Page(_, page) => page,
+            Frame::Move(from, _) => self.servers.remove(&(pool, from)).expect("what moves was sent"),
+        };
+        let (Frame::Page(to, _) | Frame::Move(_, to)) = frame;
+        self.servers.insert((pool, to), page);
+        self.frames.entry(pool).or_default().push((pages, frame));
+    }
+
+    /// Takes from a server the pages after so many, and what was sent after the last one that it has.
+    fn lose(&mut self, pool: PoolIndex, received: u64) {
+        self.servers.retain(|(of, _), _| *of != pool);
+        for (pages, frame) in self.frames.remove(&pool).unwrap_or_default() {
+            let is_lost = match frame {
+                Frame::Page(..) => pages > received,
+                Frame::Move(..) => pages >= received,
+            };
+            if is_lost {
+                break;
+            }
+            self.send(pool, pages, frame);
+        }
     }
 
     fn cycle(&mut self, bno: u32, number: u32, set: u8, local: u8) {
@@ -124,7 +160,7 @@ impl World {
         assert!(pools.contains(place.0), "one of those that may take it does");
         assert!(place.1.0 < self.index.capacity(place.0).0, "it is a slot that the server gave");
         assert!(!self.pinned.contains(&slot), "nobody waits for what is there");
-        self.servers.insert(place, page);
+        self.send(place.0, self.index.sends(place.0), Frame::Page(place.1, page));
     }
 
     fn restart(&mut self, in_good_order: bool) {
@@ -181,6 +217,7 @@ impl World {
                 let identity = self.index.pool(pool).expect("it is there");
                 self.index.give_up_sends(pool, received);
                 self.index.begin_pool(pool, identity, received);
+                self.lose(pool, received);
             }
             Step::Move => {
                 let larger = self.index.layout().resized(PageCount(SLOTS + 8), PageCount(40));

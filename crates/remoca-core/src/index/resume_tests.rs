@@ -366,3 +366,35 @@ fn resume_cost() {
     println!("the same after a close: {} us", started.elapsed().as_micros());
     assert_eq!((index.known_blocks(), index.slot_counts().used), (known, used));
 }
+
+/// Whatever a move does, the old region gets the stores that it would have got without it, and no other: a kill between two of them
+/// finds what it would have found.
+#[test]
+fn a_move_stores_nothing_in_the_old_region() {
+    let stores = |moves: bool| {
+        let mut index = index(Mortal::new(vec![0; layout().words()], u32::MAX));
+        let cycle = |index: &mut CacheIndex<Mortal>, number: u32| {
+            index.learn(block(number.into()), content(number));
+            index.offer(content(number), Place::Tail, PoolSet::ALL);
+        };
+        (20..26).for_each(|number| cycle(&mut index, number));
+        if moves {
+            let larger = layout().resized(PageCount(12), PageCount(24));
+            index.begin_move(CacheIndex::new(Mortal::new(vec![0; larger.words()], u32::MAX), larger, 7, ZERO));
+            index.move_entries(u32::MAX);
+        }
+        (26..40).for_each(|number| cycle(&mut index, number));
+        let slot = index.cached(content(39)).unwrap();
+        let (hint, _) = index.look_up(block(39)).unwrap();
+        index.hit(hint, block(39), slot, true);
+        assert!(index.pin(slot));
+        index.unpin(slot);
+        index.note_silent(slot);
+        index.forget(block(38));
+        index.aim(POOL, PageCount(3));
+        index.resize(POOL, u32::MAX, |_| {});
+        let words = if moves { index.finish_move().unwrap() } else { index.words };
+        u32::MAX - words.stores_left
+    };
+    assert_eq!(stores(true), stores(false));
+}

@@ -148,6 +148,11 @@ impl Servers {
         false
     }
 
+    /// Returns whether the pool of a server is mapped.
+    pub(super) fn is_mapped(&mut self, server: ServerNumber) -> bool {
+        self.session(server).is_some_and(|session| session.is_mapped())
+    }
+
     /// Returns the page of a slot of a mapped pool, or one that has not left yet. Returns `None` if it is not there.
     pub(super) fn read(&mut self, at: PoolSlot) -> Option<&[u8]> {
         self.session(at.server)?.read(at.slot)

@@ -203,8 +203,10 @@ fn connect(endpoint: &Endpoint, token: Token, epoch: u64) -> Result<(OwnedFd, We
         false => (read_welcome(&mut socket, endpoint)?, None),
     };
     rustix::io::ioctl_fionbio(&socket, true).map_err(|error| unreachable(error.into()))?;
-    if let Endpoint::Tcp(_) = endpoint {
-        limit_unsent(socket.as_fd(), UNSENT_BYTES).map_err(unreachable)?;
+    if let Endpoint::Tcp(_) = endpoint
+        && let Err(error) = limit_unsent(socket.as_fd(), UNSENT_BYTES)
+    {
+        tracing::debug!(%error, "requests will wait behind pages that the kernel has taken");
     }
     Ok((socket.into(), welcome, memory))
 }

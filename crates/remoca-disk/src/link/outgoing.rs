@@ -72,7 +72,11 @@ impl Outgoing {
 
     /// Returns the bytes to which to add a frame that follows everything.
     pub(super) fn following(&mut self) -> &mut Vec<u8> {
-        self.first.queued.extend_from_slice(self.pages.waiting());
+        if self.first.waiting().is_empty() {
+            std::mem::swap(&mut self.first, &mut self.pages);
+        } else {
+            self.first.queued.extend_from_slice(self.pages.waiting());
+        }
         self.held += u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
         self.number += self.slots.len() as u64;
         self.pages.clear();

@@ -307,3 +307,30 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_comparison_counts_when_its_last_page_is_there() {
+    let mut track = Track::of(1_276 * US);
+    let cost = |track: &mut Track| track.streams.pool(POOL).costs.of(2);
+    for serial in 0..60 {
+        track.streams.begin_comparison(track.now, serial, POOL, 2);
+        track.now = track.now.plus_ns(1_000 * US);
+        track.streams.note_page(track.now, serial, true);
+        track.streams.note_page(track.now, serial + 1, true);
+        track.now = track.now.plus_ns(5_000 * US);
+        track.streams.note_page(track.now, serial, true);
+    }
+    let of_both = cost(&mut track).expect("it was measured");
+    assert!((5_900 * US..=6_000 * US).contains(&of_both), "{of_both}");
+    // One of which a page had not left, or whose pool is another now, says nothing.
+    for serial in 100..160 {
+        track.streams.begin_comparison(track.now, serial, POOL, 2);
+        track.streams.note_page(track.now, serial, serial % 2 == 0);
+        track.streams.note_page(track.now, serial, serial % 2 != 0);
+    }
+    assert_eq!(cost(&mut track), Some(of_both));
+    track.streams.begin_comparison(track.now, 200, POOL, 1);
+    track.streams.reset_pool(POOL);
+    track.streams.note_page(track.now, 200, true);
+    assert!(track.streams.comparison.is_none());
+}

@@ -314,6 +314,16 @@ fn a_probe_without_a_page_is_no_probe() {
 }
 
 #[test]
+fn a_probe_with_a_page_that_has_not_left_is_no_probe() {
+    let mut it = Scenario::trained();
+    it.open_breaker();
+    for _ in 0..8 {
+        it.probe(A).page_has_not_left(A).breaker_is(BreakerState::Open).after(DISK_NS).abandoned_ends(A);
+    }
+    it.probe_wins(4).breaker_is(BreakerState::Closed);
+}
+
+#[test]
 fn a_disk_that_fails_every_probe_is_left_for_the_server() {
     let mut it = Scenario::trained();
     it.losses(16);

@@ -510,3 +510,21 @@ fn a_server_that_serves_for_a_second_and_dies_is_not_stormed() {
     }
     assert!((10..=18).contains(&sessions), "{sessions} sessions in a minute");
 }
+
+#[test]
+fn pages_that_never_left_do_not_hide_that_a_server_hangs() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.cache(4, 2);
+    bench.read(0, blocks(3, 1));
+    bench.wait(MS * 500);
+    assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
+    let deadline = bench.engine.next_deadline().expect("silence ends");
+    bench.wait(MS * 5000);
+    let fetch = only_fetch(&bench.read(1, blocks(4, 1)));
+    assert_eq!(bench.engine.handle_unsent_page(bench.now, SERVER, fetch, &page(2)), deliver(1, 0));
+    assert_eq!(bench.actions(), [complete(1)]);
+    assert_eq!(bench.engine.next_deadline(), Some(deadline));
+    bench.wait(deadline.since_ns(bench.now));
+    assert_eq!(bench.timer(), [Action::GiveUp(SERVER)]);
+}

@@ -177,6 +177,14 @@ impl Scenario {
         self
     }
 
+    /// The page of a read waits to be sent to the server, and is taken from there.
+    pub(super) fn page_has_not_left(&mut self, name: Name) -> &mut Self {
+        let (now, id, fetch) = (self.now, self.id(name), self.of(name).fetches[0]);
+        assert_eq!(self.engine.handle_unsent_page(now, SERVER, fetch, &page(1)), deliver(id, 0));
+        assert_eq!(self.actions(), [complete(id)]);
+        self
+    }
+
     /// The server sends the page of a read that was answered.
     pub(super) fn page_is_late(&mut self, name: Name) -> &mut Self {
         for fetch in self.fetches(name) {

@@ -104,6 +104,32 @@ fn a_read_that_compares_is_answered_by_the_first_and_opens_no_breaker() {
     assert_eq!((bench.engine.stats().breaker_openings, bench.engine.stats().probes), (0, 0));
 }
 
+/// Compared reads of a page that comes after so many ms more than the disk takes. Returns what the pool is known to cost, in ms.
+fn pool_cost_after(late_ms: u64) -> u64 {
+    let mut bench = trained();
+    let mut compared = 0;
+    while compared < 40 {
+        bench.engine.handle_evicted(&page(3));
+        bench.timed_read(2, 8 * MS);
+        let actions = bench.read(0, blocks(3, 1));
+        bench.wait(MS);
+        assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
+        if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
+            compared += 1;
+            bench.wait(late_ms * MS);
+            assert_eq!(bench.page_comes(fetch, 3), PageOutcome::Late);
+        }
+    }
+    let stats = bench.engine.stats();
+    assert_eq!(stats.hit_blocks + stats.zero_blocks + stats.covered_blocks + stats.missed_blocks, stats.read_blocks);
+    bench.engine.streams.pool_cost(PoolIndex(0), 1).unwrap().div_ceil(MS)
+}
+
+#[test]
+fn what_a_pool_costs_is_learnt_though_the_disk_is_first() {
+    assert_eq!([1, 4].map(pool_cost_after), [2, 5]);
+}
+
 #[test]
 fn each_disk_has_a_position_and_costs_of_its_own() {
     let mut bench = trained();
