@@ -28,7 +28,7 @@ dist: deps
 bench-server: deps
 	cargo run --release -p remoca-bench -- server
 
-# All targets, P1 to P20 and rows A1.3 to A2.3: out/bench/targets.json, and a table. ONLY=P9,P10 runs some; about 15 minutes for all.
+# All targets, P1 to P20 and rows A1.3 to A1.10 and A2.3: out/bench/targets.json, and a table. ONLY=P9,P10 runs some; about 25 minutes for all.
 bench-targets: deps
 	cargo build --release -p remoca-cli -p remoca-bench
 	cargo build --release -p remoca-cli --features ablation --bin remoca-ablation

@@ -1,7 +1,7 @@
 //! What a compressed tail of the local tier could hold: pages of an image, each compressed by LZ4 (decision 0051).
 //!
 //! A guest evicts pages of its files, so the blocks of a disk image that are not zero stand for them. A tail needs a place for each
-//! page; three are compared: pieces of any size, pieces of 1 KiB, and a frame of 4 KiB that two pages share.
+//! page; three are compared: pieces of any size, pieces of 1 KiB, and the memory of one page that two share.
 
 use crate::cost::median;
 use anyhow::{Context, Result, ensure};
@@ -33,7 +33,7 @@ struct Sums {
     bytes: usize,
     /// Pieces of 1 KiB that they take.
     pieces: usize,
-    /// Pages of at most half a frame.
+    /// Pages that take at most half of their size.
     halves: usize,
     /// Pages that take more than four fifths of their size.
     hard: usize,
@@ -49,11 +49,11 @@ impl Sums {
         self.hard += usize::from(bytes * 5 > PAGE_BYTES * 4);
     }
 
-    /// Returns how many pages the memory of one holds: pieces of any size, of 1 KiB, and frames for two.
+    /// Returns how many pages the memory of one holds: pieces of any size, of 1 KiB, and that of one for two.
     fn held(&self) -> [f64; 3] {
         let pages = count(self.pages);
-        let frames = count(self.pages - self.halves) + count(self.halves) / 2.0;
-        [pages * count(PAGE_BYTES) / count(self.bytes), pages * 4.0 / count(self.pieces), pages / frames]
+        let shared = count(self.pages - self.halves) + count(self.halves) / 2.0;
+        [pages * count(PAGE_BYTES) / count(self.bytes), pages * 4.0 / count(self.pieces), pages / shared]
     }
 }
 

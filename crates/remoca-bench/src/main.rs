@@ -37,7 +37,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Benchmark {
-    /// All targets (P1 to P20): out/bench/targets.json, and a table
+    /// All targets (P1 to P20, A1.3 to A1.10, A2.3): out/bench/targets.json, and a table
     Targets(targets::TargetsArgs),
     /// 4 KiB gets from the memory server, memcached, Redis and a plain batched TCP server
     Server(server::ServerBenchArgs),

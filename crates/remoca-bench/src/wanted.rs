@@ -88,7 +88,12 @@ pub const WANTED: &[Wanted] = &[
     least("A1.9-back", 0.99, "", "memory of a local tier that the host has back"),
     most("A1.9-time", 100.0, "ms", "time for that, a GiB"),
     most("A1.9-read", 1.1, "", "longest read meanwhile over that of the disk alone"),
-    most("A1.10-gbit", 1.05, "", "median hit over a link of 1 Gbit that evicted pages fill over without these"),
+    most(
+        "A1.10-gbit",
+        1.05,
+        "",
+        "median time of a hit while evicted pages fill a link of 1 Gbit, over that without them",
+    ),
     most("A1.10-100mbit", 1.05, "", "the same, 100 Mbit"),
     most("A2.3-hit", 1.005, "", "local hits, depth 32: CPU with miss-ratio curves over without"),
     most("A2.3-miss", 1.005, "", "the same, misses of a guest with an agent"),

@@ -63,8 +63,11 @@ const GROUPS: &[Group] = &[
     Group { ids: &["A1.5-two", "A1.5-three", "A1.5-slower", "A1.5-late"], measure: links::figures },
     Group { ids: &["A1.8"], measure: killed::hits },
     Group { ids: &["A1.9-back", "A1.9-time", "A1.9-read"], measure: taken_back },
-    Group { ids: &["A1.10-gbit", "A1.10-100mbit"], measure: narrow::figures },
-    Group { ids: &["A2.3-hit", "A2.3-miss", "A2.3-evicted"], measure: curves::cost },
+    Group { ids: &["A1.10-gbit"], measure: narrow::gbit },
+    Group { ids: &["A1.10-100mbit"], measure: narrow::slower },
+    Group { ids: &["A2.3-hit"], measure: curves::hit },
+    Group { ids: &["A2.3-miss"], measure: curves::miss },
+    Group { ids: &["A2.3-evicted"], measure: curves::evicted },
 ];
 
 fn servers(scale: &Scale) -> Result<Found> {
@@ -141,7 +144,7 @@ fn chosen(only: &[String]) -> Result<Vec<&'static str>> {
     for name in only {
         ensure!(
             WANTED.iter().any(|wanted| matches(wanted, name)),
-            "there is no target {name}: P1 to P20, or {}",
+            "there is no target {name}: P1 to P20, A1.3 to A1.10, A2.3, or {}",
             ids()
         );
     }

@@ -75,7 +75,7 @@ const WORKLOADS: [Workload; 3] = [
             done; true",
     },
     // A server's file of 320 MiB: blocks are read by Zipf's law, one in 10 is written. Twice all of it is read in order.
-    // fio's libraries have more zeroes than the guest has memory.
+    // fio reserves more memory than the guest has.
     Workload {
         name: "server",
         make: "dd if=/dev/urandom of=/mnt/file bs=1M count=320",
@@ -98,7 +98,11 @@ fn main() -> Result<()> {
         "| workload | records | blocks read | from the cache, counted | simulated | written | evicted | different |"
     );
     println!("|---|---|---|---|---|---|---|---|");
-    for workload in WORKLOADS.iter().filter(|workload| workload.name.contains(&wanted)) {
+    let chosen: Vec<_> = WORKLOADS.iter().filter(|workload| workload.name.contains(&wanted)).collect();
+    if chosen.is_empty() {
+        return Err(format!("there is no workload {wanted}: database, files, server").into());
+    }
+    for workload in chosen {
         let path = folder.join(workload.name).with_extension("trace");
         let image = folder.join(workload.name).with_extension("img");
         if !image.exists() {
@@ -156,7 +160,7 @@ fn record(lab: &Lab, workload: &Workload, image: &Path, trace: &Path, minutes: u
     let mut guest = config.boot(lab)?;
     start_agent(&mut guest)?;
     let before = host.status()?;
-    let recorder = start_recorder(&host, trace)?;
+    let recorder = start_recorder(&host, trace, minutes)?;
     eprintln!("{}: recording", workload.name);
     run(&mut guest, workload.run, minutes)?;
     let after = host.status()?;
@@ -176,9 +180,9 @@ fn run(guest: &mut Guest, script: &str, minutes: u64) -> Result<()> {
     Ok(())
 }
 
-fn start_recorder(host: &Host, trace: &Path) -> Result<Service> {
+fn start_recorder(host: &Host, trace: &Path, minutes: u64) -> Result<Service> {
     let mut command = Command::new(host.program());
-    command.args(["trace", "record", "--time", "1h"]).arg(host.control()).arg("-o").arg(trace);
+    command.args(["trace", "record", "--time", &format!("{}m", minutes + 30)]).arg(host.control()).arg("-o").arg(trace);
     let mut recorder = Service::start("remoca trace record", command, &host.folder().join("record.log"))?;
     recorder.wait_for_log("recording", LIMIT)?;
     Ok(recorder)
@@ -194,6 +198,9 @@ fn stop_recorder(mut recorder: Service) -> Result<()> {
 /// Writes the first records of a trace without their times, and as many as fit.
 fn shorten(from: &Path, to: &Path) -> Result<()> {
     let trace = parse_trace(&std::fs::read(from)?)?;
+    if trace.lost > 0 {
+        return Err(format!("{} records were lost: the machine is too busy to record", trace.lost).into());
+    }
     let (mut bytes, mut encoder, mut used) = (head().to_vec(), FrameEncoder::new(), 0);
     let mut end_frame = |encoder: &mut FrameEncoder| {
         let frame = encoder.finish(0, true);

@@ -40,7 +40,8 @@ pub struct Looks {
     pub looks: u64,
     /// Looks at which some guest had less than its minimum.
     pub below_minimum: u64,
-    /// Looks at which guests and tiers together had more than the host has for them. Of each guest the larger of what its balloon leaves it and
+    /// Looks at which guests and tiers together had more than the host has for them. A look reads one VM after the other, so it may miss what lasts for
+    /// less, and may see a step that is not there. Of each guest the larger of what its balloon leaves it and
     /// what it takes counts.
     pub over_host: u64,
     /// Least and most of all looks.
@@ -88,7 +89,13 @@ impl Watch {
     }
 
     /// Returns the sizes of the VMs at the newest look.
+    ///
+    /// # Errors
+    /// If a look failed: from then on nobody looks.
     pub fn sizes(&self) -> Result<Vec<Sizes>> {
+        if self.thread.is_finished() {
+            return Err("a look at the sizes failed, so nobody looks any more".into());
+        }
         Ok(self.shared.latest.lock().map_err(|error| error.to_string())?.clone())
     }
 
