@@ -10,7 +10,7 @@ const SEEDS: u64 = 1_000;
 const FLAW_SEEDS: u64 = 2_000;
 
 /// Counters that must reach the given number: an event that never happens is never tested.
-const HAPPENS: [(&str, u64); 38] = [
+const HAPPENS: [(&str, u64); 42] = [
     ("completed", 80_000),
     ("failed", 2_000),
     ("store_reads", 40_000),
@@ -49,6 +49,10 @@ const HAPPENS: [(&str, u64); 38] = [
     ("hedges", 3_000),
     ("fetch_missing", 20),
     ("fetch_wrong", 100),
+    ("local_hit_blocks", 3_000),
+    ("local_changes", 300),
+    ("taken_back", 8),
+    ("demotions", 500),
 ];
 
 /// Minimum percentage of the blocks read that the memory servers must answer: of all, and of those read in runs
@@ -185,6 +189,11 @@ fn an_image_that_is_cut_between_two_looks() {
 }
 
 #[test]
+fn memory_that_is_used_after_it_was_taken_back() {
+    is_noticed(Flaw::TakeBackIgnored, &[Promise::ProtocolKept]);
+}
+
+#[test]
 fn no_flaw_is_left_out_here() {
-    assert_eq!(Flaw::ALL.len(), 12, "a new flaw needs its canary above");
+    assert_eq!(Flaw::ALL.len(), 13, "a new flaw needs its canary above");
 }

@@ -69,6 +69,15 @@ pub struct AnswerTo {
 }
 
 impl AnswerTo {
+    /// Makes this process the owner of the memory that came with a welcome, unless it is that which it has owned before. Waits up to
+    /// `patience` for a former process to end.
+    ///
+    /// # Errors
+    /// As for [`PoolMemory::take`].
+    pub fn own(&self, memory: OwnedFd, patience: Duration) -> Result<Passed, MemoryError> {
+        PoolMemory::take(memory, self.owned, patience)
+    }
+
     /// Passes the answer to the I/O thread.
     pub fn give(self, answer: Answer) {
         let _ = self.queue.send((self.server, self.asker, answer));
@@ -97,7 +106,10 @@ impl Network for HostNetwork {
         let without_thread = AnswerTo { server, asker, owned, queue, wake: Arc::clone(wake) };
         let failed = endpoint.clone();
         let thread = std::thread::Builder::new().name("connect".into());
-        if let Err(error) = thread.spawn(move || answer.give(connect_and_own(&endpoint, token, epoch, owned))) {
+        if let Err(error) = thread.spawn(move || {
+            let connected = connect_and_own(&endpoint, token, epoch, &answer);
+            answer.give(connected);
+        }) {
             without_thread.give(Err(LinkError::Unreachable(failed, error)));
         }
     }
@@ -177,12 +189,13 @@ pub enum LinkError {
     Lost(Endpoint, String),
 }
 
-/// Connects, and makes this process the owner of the memory if the pool is mapped, unless it is that which it has `owned`
-/// before.
-fn connect_and_own(endpoint: &Endpoint, token: Token, epoch: u64, owned: Option<FileId>) -> Answer {
+/// Connects, and makes this process the owner of the memory if the pool is mapped.
+fn connect_and_own(endpoint: &Endpoint, token: Token, epoch: u64, answer: &AnswerTo) -> Answer {
     let (socket, welcome, memory) = connect(endpoint, token, epoch)?;
-    let take = |memory| PoolMemory::take(memory, owned, OWNER_TIMEOUT);
-    let memory = memory.map(take).transpose().map_err(|error| LinkError::Memory(endpoint.clone(), error))?;
+    let memory = memory
+        .map(|memory| answer.own(memory, OWNER_TIMEOUT))
+        .transpose()
+        .map_err(|error| LinkError::Memory(endpoint.clone(), error))?;
     Ok(Connected { socket, welcome, memory })
 }
 

@@ -56,6 +56,13 @@ impl Handover {
         Ok(number)
     }
 
+    /// Returns a copy of a descriptor that is passed under this number, or `None` if there is no such descriptor.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub fn copy_of(&self, number: RawFd) -> Option<OwnedFd> {
+        self.copies.iter().find(|copy| copy.as_raw_fd() == number)?.try_clone().ok()
+    }
+
     /// Passes a listening socket.
     ///
     /// # Errors

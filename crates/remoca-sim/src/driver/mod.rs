@@ -11,6 +11,7 @@ mod changes;
 mod checks;
 mod disks;
 mod guests;
+mod local;
 mod moving;
 mod nbd;
 mod network;
@@ -57,11 +58,13 @@ pub enum Flaw {
     ImageMistaken,
     /// An image is cut, and is as large as before, and nobody notices.
     CutUnnoticed,
+    /// Memory of the local tier is used after the server took it back.
+    TakeBackIgnored,
 }
 
 impl Flaw {
     /// All flaws, with their names.
-    pub const ALL: [(&'static str, Self); 12] = [
+    pub const ALL: [(&'static str, Self); 13] = [
         ("not-durable", Self::NotDurable),
         ("error-hidden", Self::ErrorHidden),
         ("crash-hidden", Self::CrashHidden),
@@ -74,6 +77,7 @@ impl Flaw {
         ("pages-forgotten", Self::PagesForgotten),
         ("image-mistaken", Self::ImageMistaken),
         ("cut-unnoticed", Self::CutUnnoticed),
+        ("take-back-ignored", Self::TakeBackIgnored),
     ];
 }
 
@@ -156,6 +160,12 @@ tally! {
     /// Blocks read, by the engines of all processes.
     read_blocks,
     hit_blocks,
+    /// Those of the sessions with the local tier that had not ended.
+    local_hit_blocks,
+    local_changes,
+    /// Sizes that the local tier's server told a client to keep to.
+    taken_back,
+    demotions,
     /// The same, in runs without faults whose working set fits the cache.
     cosy_read_blocks,
     cosy_hit_blocks,

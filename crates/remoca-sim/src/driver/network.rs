@@ -6,9 +6,21 @@ use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
 use remoca_core::units::PageCount;
 use remoca_disk::link::{Connected, LinkError};
-use remoca_protocol::{PoolGeneration, SendCount, ServerId, VERSIONS, Welcome};
+use remoca_protocol::{MAPPED_VERSION, PoolGeneration, SendCount, ServerId, VERSIONS, Welcome};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// What a server answers to a HELLO.
+pub(super) struct Greeting {
+    welcome: Welcome,
+    connection: ConnectionId,
+    /// The client's end of the connection.
+    socket: UnixStream,
+    /// Memory of the local tier.
+    memory: Option<OwnedFd>,
+}
 
 impl World<'_> {
     pub(super) fn latency(&mut self) -> u64 {
@@ -18,32 +30,39 @@ impl World<'_> {
 
     pub(super) fn hello(&mut self, attempt: Attempt) {
         let away = !self.healed && self.plan.conditions.faults.server && self.random.one_in(6);
-        let offer = if away { None } else { self.donors[attempt.server].greet(attempt.token, attempt.epoch) };
-        let welcome = offer.map(|offer| {
-            let (connection, theirs) =
-                Connection::new(attempt.server, attempt.token, attempt.epoch).expect("the system has sockets left");
+        let server = self.server_at(&attempt.endpoint);
+        let offer = if away { None } else { self.donors[server].greet(attempt.token, attempt.epoch) };
+        let greeting = offer.map(|offer| {
+            let (connection, socket) =
+                Connection::new(server, attempt.token, attempt.epoch).expect("the system has sockets left");
             self.connections.push(connection);
             let welcome = Welcome {
-                version: VERSIONS.highest,
-                server_id: ServerId(u128::from(attempt.server as u64).to_le_bytes()),
+                version: if offer.memory.is_some() { MAPPED_VERSION } else { VERSIONS.highest },
+                server_id: ServerId(u128::from(server as u64).to_le_bytes()),
                 pool_generation: PoolGeneration(offer.generation),
                 npages: offer.npages,
                 available: PageCount(1 << 20),
                 quota: PageCount(1 << 20),
                 sends_received: SendCount(offer.received),
             };
-            (welcome, theirs)
+            Greeting { welcome, connection: self.connections.len() - 1, socket, memory: offer.memory }
         });
         let in_ns = self.latency();
-        self.schedule(in_ns, Event::Welcomed(attempt, welcome));
+        self.schedule(in_ns, Event::Welcomed(attempt, greeting));
     }
 
-    pub(super) fn welcomed(&mut self, attempt: Attempt, welcome: Option<(Welcome, UnixStream)>) {
+    pub(super) fn welcomed(&mut self, attempt: Attempt, greeting: Option<Greeting>) {
         let Attempt { endpoint, answer, .. } = attempt;
-        self.tally.sessions += u64::from(welcome.is_some());
-        answer.give(match welcome {
-            Some((welcome, socket)) => Ok(Connected { socket: socket.into(), welcome, memory: None }),
-            None => Err(LinkError::Unreachable(endpoint, io::ErrorKind::ConnectionRefused.into())),
+        self.tally.sessions += u64::from(greeting.is_some());
+        let Some(Greeting { welcome, connection, socket, memory }) = greeting else {
+            return answer.give(Err(LinkError::Unreachable(endpoint, io::ErrorKind::ConnectionRefused.into())));
+        };
+        let memory = memory.map(|memory| answer.own(memory, Duration::ZERO)).transpose();
+        let told = self.donors[self.connections[connection].server].take_back(&self.connections[connection]);
+        told.into_iter().for_each(|frame| self.tell(connection, frame));
+        answer.give(match memory {
+            Ok(memory) => Ok(Connected { socket: socket.into(), welcome, memory }),
+            Err(error) => Err(LinkError::Memory(endpoint, error)),
         });
     }
 

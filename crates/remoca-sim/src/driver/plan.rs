@@ -1,5 +1,6 @@
 //! The conditions and stimuli of one run of the driver, drawn from the seed before anything runs.
 
+use super::local::Change;
 use crate::content::BLOCK_SECTORS;
 use crate::plan::Fill;
 use crate::random::Random;
@@ -71,6 +72,8 @@ pub(super) struct Conditions {
     pub(super) disks: Vec<DiskPlan>,
     pub(super) servers: usize,
     pub(super) slots: u32,
+    /// Size of the local tier at the start of a process; `None` if there is none.
+    pub(super) local: Option<u32>,
     pub(super) resident: u32,
     pub(super) frame_sample: u32,
     pub(super) send_window: u32,
@@ -141,6 +144,8 @@ pub(super) enum Stimulus {
     Add(usize),
     /// The image of a disk gets this size, in sectors.
     Resize(usize, usize),
+    /// Something happens to the local tier.
+    Local(Change),
 }
 
 /// Outcome of a move.
@@ -210,6 +215,10 @@ impl DriverPlan {
         if is_changed {
             conditions.make_changeable(&mut changes);
         }
+        let mut locals = Random::new(seed ^ 0x006c_6f63_616c);
+        if !is_moved && locals.one_in(3) {
+            conditions.local = Some(locals.count(2..=40));
+        }
         let count = random.between(60..=260);
         let mut at_ns = 0;
         let mut steps = Vec::new();
@@ -237,6 +246,11 @@ impl DriverPlan {
             let at = changes.index(steps.len());
             steps[at].stimulus = conditions.change(&mut changes);
         }
+        let changes = if conditions.local.is_some() { conditions.local_changes(&mut locals) } else { Vec::new() };
+        for change in changes {
+            let at = locals.index(steps.len());
+            steps[at].stimulus = Stimulus::Local(change);
+        }
         Self { conditions, steps }
     }
 }
@@ -262,6 +276,7 @@ impl Conditions {
             disks,
             servers: random.index(2) + 1,
             slots: random.count(if is_cosy { 24..=64 } else { 4..=64 }),
+            local: None,
             resident: random.count(16..=160),
             frame_sample: random.count(1..=2),
             send_window: random.count(1..=16),
@@ -314,6 +329,23 @@ impl Conditions {
             }
             _ => Stimulus::Add(disk),
         }
+    }
+
+    /// Draws what happens to the local tier.
+    fn local_changes(&self, random: &mut Random) -> Vec<Change> {
+        let Faults { server, lies, operator, .. } = self.faults;
+        let mut changes = Vec::new();
+        for _ in 0..random.index(8) {
+            match random.below(5) {
+                0 if operator => changes.push(Change::Size(random.count(0..=64))),
+                1 if server => changes.push(Change::TakeBack(random.count(0..=64))),
+                2 if server => changes.push(Change::Restart(random.one_in(2))),
+                3 if server => changes.push(Change::Lose(random.count(1..=40))),
+                4 if lies => changes.push(Change::Spoil),
+                _ => {}
+            }
+        }
+        changes
     }
 
     fn stimulus(&self, random: &mut Random) -> Stimulus {

@@ -4,6 +4,7 @@ use super::Flaw;
 use super::agent::Agent;
 use super::disks::DiskSide;
 use super::guests::Attachment;
+use super::local::Change;
 use super::store::{ModelStore, StoreDesk};
 use super::world::{Event, Outcome, World};
 use crate::violation::{Promise, Violation};
@@ -12,6 +13,7 @@ use remoca_core::rules::Rules;
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_disk::clock::Clock;
 use remoca_disk::driver::{Disk, Driver, Migration, Parts, Port, Start};
+use remoca_disk::endpoints::Endpoints;
 use remoca_disk::handover::Checking;
 use remoca_disk::link::ServerLink;
 use remoca_disk::state::{Before, EngineStart, Former, StateFile};
@@ -71,7 +73,7 @@ impl World<'_> {
             key: conditions.key,
             seed: 1,
             cache: PageCount(conditions.slots),
-            local: PageCount(0),
+            local: PageCount(conditions.local.unwrap_or(0)),
             guest_memory: PageCount(conditions.resident),
             has_port: conditions.has_port,
             frame_sample: conditions.frame_sample,
@@ -131,7 +133,11 @@ impl World<'_> {
         let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
         let config = EngineConfig { key, seed, ..config };
         let servers: Vec<Endpoint> = self.listed.iter().copied().map(super::servers::endpoint).collect();
-        let link = ServerLink::start(Arc::new(self.network.clone()), &servers.into(), header);
+        let local = self.plan.conditions.local.map(|_| super::local::endpoint());
+        let endpoints = Endpoints { listed: servers, local };
+        let mut link =
+            ServerLink::start(Arc::new(self.network.clone()), &endpoints, header).expect("the list of servers is one");
+        link.keep_pools(std::mem::take(&mut self.kept_pools));
         let nbd = self.open_nbd();
         let listener = self.listener.try_clone().expect("the system has descriptors left").into();
         let (control, desk) = ControlServer::unattended(listener, None).expect("the system has descriptors left");
@@ -150,8 +156,8 @@ impl World<'_> {
             disks,
             port,
             nbd,
-            link: Some(link.expect("the list of servers is one")),
-            local_server: super::servers::endpoint(0),
+            link: Some(link),
+            local_server: super::local::endpoint(),
             migration: self.migration(incoming, config),
             control: Some(control),
             buffers: BufferPool::new(self.plan.conditions.buffer_bytes),
@@ -330,6 +336,7 @@ impl World<'_> {
         let ran = self.process.is_some();
         self.die(false)?;
         let _ = std::fs::remove_file(self.state_path());
+        self.change_local(Change::Restart(false));
         for disk in &mut self.disks {
             disk.model.crash(self.event, &mut self.random);
             disk.model.forget_promises();
@@ -379,7 +386,8 @@ impl World<'_> {
     /// Checks, at the end of a process, what it reports about itself.
     pub(super) fn check_process(&mut self) -> Outcome {
         let Some(process) = &mut self.process else { return Ok(()) };
-        let counters = process.driver.snapshot().counters;
+        let snapshot = process.driver.snapshot();
+        let counters = snapshot.counters;
         let leaves_state = std::fs::metadata(self.directory.path().join("state")).is_ok_and(|state| state.len() > 0);
         if self.plan.conditions.is_named && !leaves_state {
             return Err(Violation::new(Promise::Useful, "a process with a name leaves nothing to its successor"));
@@ -389,6 +397,9 @@ impl World<'_> {
         let (read, hit) = (count("read_blocks"), count("hit_blocks"));
         tally.read_blocks += read;
         tally.hit_blocks += hit;
+        let local = snapshot.pools.iter().filter(|pool| pool.is_local_tier);
+        tally.local_hit_blocks += local.map(|pool| pool.hits).sum::<u64>();
+        tally.demotions += count("demotions");
         if self.plan.conditions.is_cosy && self.plan.conditions.faults.none() {
             tally.cosy_read_blocks += read;
             tally.cosy_hit_blocks += hit;

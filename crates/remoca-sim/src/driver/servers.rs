@@ -1,5 +1,6 @@
 //! The model memory servers and the network to them: real frames over socket pairs. The world holds the other ends.
 
+use super::local::Memory;
 use crate::random::Random;
 use remoca_core::units::{PAGE_SIZE, PageCount};
 use remoca_disk::link::{AnswerTo, Network};
@@ -16,7 +17,6 @@ pub(super) type ConnectionId = usize;
 
 /// An attempt of the driver to connect.
 pub(super) struct Attempt {
-    pub(super) server: usize,
     pub(super) endpoint: Endpoint,
     pub(super) token: Token,
     pub(super) epoch: u64,
@@ -53,8 +53,7 @@ impl Network for ModelNetwork {
     }
 
     fn connect(&self, to: Endpoint, token: Token, epoch: u64, answer: AnswerTo) {
-        let server = (0..).find(|server| endpoint(*server) == to).unwrap_or(0);
-        self.lock().attempts.push(Attempt { server, endpoint: to, token, epoch, answer });
+        self.lock().attempts.push(Attempt { endpoint: to, token, epoch, answer });
     }
 
     fn say_goodbye(&self, socket: OwnedFd, left: Vec<u8>) {
@@ -69,6 +68,8 @@ type Page = Box<[u8; PAGE_SIZE]>;
 #[derive(Default)]
 struct Pool {
     slots: Vec<Option<Page>>,
+    /// Memory of a pool of the local tier, which has no slots then.
+    memory: Option<Memory>,
     generation: u64,
     received: u64,
     epoch: u64,
@@ -79,6 +80,8 @@ struct Pool {
 pub(super) struct Donor {
     pools: BTreeMap<[u8; 16], Pool>,
     generations: u64,
+    /// Whether clients read and write its memory by themselves.
+    is_local: bool,
 }
 
 /// Offer of a pool in a WELCOME.
@@ -86,9 +89,37 @@ pub(super) struct Offer {
     pub(super) generation: u64,
     pub(super) npages: PageCount,
     pub(super) received: u64,
+    /// Memory of the local tier.
+    pub(super) memory: Option<OwnedFd>,
 }
 
 impl Donor {
+    /// Returns the server of the local tier.
+    pub(super) fn local() -> Self {
+        Self { is_local: true, ..Self::default() }
+    }
+
+    /// Returns the memory of all pools of the local tier.
+    pub(super) fn memories(&self) -> impl Iterator<Item = &Memory> {
+        self.pools.values().filter_map(|pool| pool.memory.as_ref())
+    }
+
+    /// Limits the pool of a client. Returns what is to be told to it, if it has more.
+    pub(super) fn limit(&mut self, client: &Connection, npages: PageCount) -> Option<Vec<u8>> {
+        let pool = self.pools.get_mut(&client.token.0).filter(|pool| pool.epoch == client.epoch)?;
+        pool.memory.as_mut()?.limit(npages)
+    }
+
+    /// Takes back all memory above the limits without a word.
+    pub(super) fn cut(&mut self) {
+        self.pools.values_mut().filter_map(|pool| pool.memory.as_mut()).for_each(Memory::cut);
+    }
+
+    /// Returns what is to be told to a client that has more memory than it may have, or `None` if it does not.
+    pub(super) fn take_back(&self, client: &Connection) -> Option<Vec<u8>> {
+        self.pools.get(&client.token.0)?.memory.as_ref()?.take_back()
+    }
+
     /// Restarts the server, which loses every pool.
     pub(super) fn restart(&mut self) {
         self.pools.clear();
@@ -96,11 +127,13 @@ impl Donor {
 
     /// Drops every page, but no pool.
     pub(super) fn forget(&mut self) {
+        self.memories().for_each(Memory::forget);
         self.pools.values_mut().for_each(|pool| pool.slots.fill_with(|| None));
     }
 
     /// Drops up to `count` pages of each pool.
     pub(super) fn lose(&mut self, count: u32, random: &mut Random) {
+        self.memories().for_each(|memory| memory.lose(count, random));
         for pool in self.pools.values_mut().filter(|pool| !pool.slots.is_empty()) {
             for _ in 0..count {
                 let at = random.index(pool.slots.len());
@@ -113,14 +146,18 @@ impl Donor {
     pub(super) fn greet(&mut self, token: Token, epoch: u64) -> Option<Offer> {
         let pool = self.pools.entry(token.0).or_insert_with(|| {
             self.generations += 1;
-            Pool { generation: self.generations, ..Pool::default() }
+            Pool { generation: self.generations, memory: self.is_local.then(Memory::new), ..Pool::default() }
         });
         if epoch <= pool.epoch {
             return None;
         }
         pool.epoch = epoch;
-        let npages = PageCount(u32::try_from(pool.slots.len()).unwrap_or(u32::MAX));
-        Some(Offer { generation: pool.generation, npages, received: pool.received })
+        let slots = PageCount(u32::try_from(pool.slots.len()).unwrap_or(u32::MAX));
+        let (npages, memory) = match &pool.memory {
+            Some(memory) => (memory.granted(), Some(memory.passed())),
+            None => (slots, None),
+        };
+        Some(Offer { generation: pool.generation, npages, received: pool.received, memory })
     }
 
     /// Returns whether messages on this connection are still accepted: its epoch is the pool's latest.
@@ -131,6 +168,9 @@ impl Donor {
     /// Executes a frame. Answers go to `out`. Returns an error if the client broke the protocol.
     fn handle(&mut self, token: Token, frame: &Frame<'_>, out: &mut Vec<u8>, corrupts: bool) -> Result<(), String> {
         let Some(pool) = self.pools.get_mut(&token.0) else { return Ok(()) };
+        if let (Some(memory), false) = (&mut pool.memory, *frame == Frame::Bye) {
+            return memory.handle(frame, out);
+        }
         let size = pool.slots.len();
         let slot = |slot: remoca_core::units::SlotIndex| {
             let at = slot.0 as usize;

@@ -3,6 +3,7 @@
 use super::agent::Agent;
 use super::disks::DiskSide;
 use super::moving::{ModelPeers, Move, PeerLine};
+use super::network::Greeting;
 use super::plan::{DriverPlan, Fate, Stimulus};
 use super::process::Process;
 use super::servers::{Attempt, Connection, ConnectionId, Donor, ModelNetwork};
@@ -13,13 +14,13 @@ use crate::disk::IoId;
 use crate::queue::Queue;
 use crate::random::Random;
 use crate::violation::{Promise, Violation};
-use remoca_core::units::Nanos;
+use remoca_core::units::{Nanos, PageCount};
 use remoca_disk::driver::{Ended, Source};
 use remoca_disk::handover::{Successor, Verdict};
+use remoca_disk::link::{KeptPool, PoolMemory};
 use remoca_disk::testing::FarEnd;
-use remoca_protocol::Welcome;
-use remoca_protocol::handover::{PassedStore, StoreKind};
-use std::os::unix::net::{UnixListener, UnixStream};
+use remoca_protocol::handover::{PassedPool, PassedStore, StoreKind};
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex, PoisonError};
 use tempfile::TempDir;
 
@@ -52,7 +53,7 @@ pub(super) enum Event {
     /// A HELLO reaches its server.
     Hello(Attempt),
     /// Its answer reaches the client.
-    Welcomed(Attempt, Option<(Welcome, UnixStream)>),
+    Welcomed(Attempt, Option<Greeting>),
     ToServer(ConnectionId, Vec<u8>),
     ToClient(ConnectionId, Vec<u8>),
     /// A guest reconnects to its disk.
@@ -104,6 +105,7 @@ pub(super) struct World<'a> {
     pub(super) disks: Vec<DiskSide>,
     pub(super) agent: Option<Agent>,
     pub(super) network: ModelNetwork,
+    /// Memory servers, that of the local tier last.
     pub(super) donors: Vec<Donor>,
     pub(super) connections: Vec<Connection>,
     /// Servers of the operator's list.
@@ -124,6 +126,8 @@ pub(super) struct World<'a> {
     pub(super) verdicts: Arc<Mutex<Vec<Verdict>>>,
     /// Work to do outside the I/O thread.
     pub(super) jobs: Arc<Mutex<Vec<Job>>>,
+    /// Pools of the local tier that a program passes to the next one.
+    pub(super) kept_pools: Vec<(String, KeptPool)>,
     /// Outcome of the upgrade in progress.
     fate: Option<Fate>,
     /// Whether faults have ended.
@@ -152,7 +156,7 @@ impl<'a> World<'a> {
             disks: disks.iter().enumerate().map(|(number, disk)| DiskSide::new(number, 0, disk)).collect(),
             agent: plan.conditions.has_port.then(Agent::new),
             network: ModelNetwork::default(),
-            donors: (0..plan.conditions.servers).map(|_| Donor::default()).collect(),
+            donors: (0..plan.conditions.servers).map(|_| Donor::default()).chain([Donor::local()]).collect(),
             connections: Vec::new(),
             listed: (0..plan.conditions.servers).collect(),
             process: None,
@@ -165,6 +169,7 @@ impl<'a> World<'a> {
             lives: 0,
             verdicts: Arc::default(),
             jobs: Arc::default(),
+            kept_pools: Vec::new(),
             fate: None,
             healed: false,
             last_upgrade: None,
@@ -316,6 +321,7 @@ impl<'a> World<'a> {
             Stimulus::Remove(disk) => self.remove_disk(*disk)?,
             Stimulus::Add(disk) => self.add_disk(*disk),
             Stimulus::Resize(disk, sectors) => self.resize_image(*disk, *sectors),
+            Stimulus::Local(change) => self.change_local(*change),
         }
         Ok(None)
     }
@@ -429,6 +435,7 @@ impl<'a> World<'a> {
             self.hear(disk)?;
         }
         self.collect_peers()?;
+        self.check_local()?;
         self.hear_port()
     }
 
@@ -455,9 +462,15 @@ impl<'a> World<'a> {
         for (disk, passed) in present.zip(&handover.description.disks) {
             failures[disk.number] = failed(&passed.store);
         }
+        let adopt = |pool: &PassedPool| {
+            let memory = PoolMemory::adopt(handover.copy_of(pool.memory)?).ok()?;
+            Some((pool.server.clone(), KeptPool::new(memory, pool.generation, PageCount(pool.granted_pages))))
+        };
+        self.kept_pools = handover.description.pools.iter().filter_map(adopt).collect();
         self.die(true)?;
         drop(handover);
         self.start(Some(&failures));
+        self.kept_pools.clear();
         Ok(())
     }
 }
