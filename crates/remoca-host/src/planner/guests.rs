@@ -176,11 +176,11 @@ impl KnownGuest {
         sizes.asked_bytes.max(actual.min(sizes.base_bytes))
     }
 
-    /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if that is the same.
+    /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if nothing is missing.
     pub(super) fn missing(&self) -> Option<(u64, u64)> {
         let (sizes, memory) = (self.sizes?, self.memory?);
         let has = sizes.asked_bytes.min(memory.actual_bytes);
-        (sizes.taken() > 0 && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
+        ((sizes.taken() > 0 || sizes.is_untold) && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
     }
 
     /// Returns whether it has taken back something that it had lent. Says so only while no step is under way.

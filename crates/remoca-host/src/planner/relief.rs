@@ -96,6 +96,8 @@ impl Planner {
     pub(super) fn next_relief(&mut self, at: Moment) -> Option<Step> {
         let relief = self.reliefs.iter_mut().find(|relief| relief.stage == Stage::Planned)?;
         relief.stage = Stage::Begun;
+        // It may have got more since a former daemon promised that.
+        relief.to_bytes = relief.to_bytes.max(self.guests.get(&relief.vm).map_or(0, KnownGuest::has));
         let step = Step { vm: relief.vm.clone(), side: Side::Guest, bytes: relief.to_bytes };
         self.awaited_at = at.now;
         let spared = LEFT_WINDOWS * self.settings.window;
