@@ -87,7 +87,7 @@ impl<S: Surroundings> Daemon<S> {
             planner: Planner::new(settings, record),
             settings,
             surroundings,
-            monitors: Monitors::default(),
+            monitors: Monitors::new(settings.interval),
             addresses: BTreeMap::new(),
             record: paths.filter(|_| settings.applies).map(|paths| paths.record.clone()),
             request: paths

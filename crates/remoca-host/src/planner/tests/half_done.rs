@@ -3,7 +3,7 @@
 use super::balloon::{Manner, signed};
 use super::guests::{HOME, phase, run_round, sizes, two};
 use super::world::{Nature, UNIT, World};
-use crate::planner::{Phase, Side};
+use crate::planner::{Phase, Planner, Side};
 use std::time::Duration;
 
 /// Checks that the guest of `vm1` has its memory, but for what it lends.
@@ -67,6 +67,34 @@ fn help_that_was_not_passed_on_comes_later() {
         world.run(90, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
         assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:#?}", world.steps);
     }
+}
+
+#[test]
+fn a_balloon_that_is_told_again_uses_up_no_help() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let lent = HOME - sizes(&world)[1].0;
+    assert!(lent > 10, "{:?}", sizes(&world));
+    let mut record = world.planner.record();
+    record.guests.get_mut("vm1").unwrap().is_untold = true;
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    let steps = world.steps.len();
+    world.run(2, |_| {});
+    let told = |world: &World| -> Vec<_> {
+        let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1" && step.side == Side::Guest);
+        told.map(|(at, step)| (*at, step.bytes)).collect()
+    };
+    let [(first, same)] = told(&world)[..] else { panic!("{:?}", told(&world)) };
+    assert_eq!(same, (HOME - lent) * UNIT);
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(1, |_| {});
+    let [_, (second, more)] = told(&world)[..] else { panic!("{:?}", told(&world)) };
+    assert!(second - first < world.settings.window, "{first:?} {second:?}");
+    assert_eq!(more, (HOME - lent + 10) * UNIT, "half of the reserve");
+    // That is used up then.
+    world.run(3, |_| {});
+    assert_eq!(told(&world).len(), 2, "{:?}", told(&world));
 }
 
 #[test]
