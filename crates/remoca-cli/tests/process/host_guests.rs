@@ -259,7 +259,12 @@ fn all_guests_have_their_memory_back_at_once_with_and_without_a_daemon() {
     let mut daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
     lend(&mut host, &mut daemon);
     daemon.kill();
-    assert!(!is_whole(&host));
+    // It may have given all back just before.
+    while is_whole(&host) {
+        daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
+        lend(&mut host, &mut daemon);
+        daemon.kill();
+    }
     let output = give_back(&host);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && is_whole(&host), "{text}: {}", String::from_utf8_lossy(&output.stderr));
@@ -268,6 +273,12 @@ fn all_guests_have_their_memory_back_at_once_with_and_without_a_daemon() {
     let mut daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
     lend(&mut host, &mut daemon);
     host.guests[1].qemu.set(Manner::Hangs);
+    // From now on it gets nothing; it may have got all just before.
+    while host.guests[1].qemu.actual() == HOME {
+        host.guests[1].qemu.set(Manner::Honest);
+        lend(&mut host, &mut daemon);
+        host.guests[1].qemu.set(Manner::Hangs);
+    }
     let output = give_back(&host);
     let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(!output.status.success() && text.contains("gives.qmp"), "{text}");

@@ -27,6 +27,12 @@ impl Planner {
         }
     }
 
+    /// Returns whether the memory of guests is looked at.
+    #[must_use]
+    pub fn has_guests(&self) -> bool {
+        self.settings.guests.is_some()
+    }
+
     /// Returns whether guests are getting all of their memory back.
     #[must_use]
     pub fn gives_back(&self) -> bool {

@@ -174,3 +174,17 @@ fn a_mistake_in_the_file_of_a_vm_does_not_cost_it_its_minimum() {
     give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
     assert_eq!(sizes(&world)[1].0, HOME);
 }
+
+#[test]
+fn a_guest_whose_vm_process_does_not_run_is_named_until_it_has_its_own() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let absent = |world: &World| world.planner.report(world.at).guests.unwrap().absent;
+    let process = world.processes.remove("vm1").unwrap();
+    assert!(absent(&world).is_empty(), "nobody has looked yet");
+    give_back(&mut world, |_| {});
+    assert_eq!(absent(&world), ["vm1"]);
+    world.processes.insert("vm1".into(), process);
+    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    assert_eq!((sizes(&world)[1].0, absent(&world).len()), (HOME, 0));
+}
