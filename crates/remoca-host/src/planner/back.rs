@@ -48,7 +48,7 @@ impl Planner {
         let names: Vec<String> =
             self.intent.iter().flat_map(|intent| &intent.moves).map(|change| change.vm.clone()).collect();
         for name in names {
-            self.drop_move(at, &name, Side::Guest, WHY);
+            // Memory of its guest goes with it.
             self.drop_move(at, &name, Side::Tier, WHY);
         }
         self.intent = None;

@@ -81,10 +81,7 @@ fn a_balloon_that_is_told_again_uses_up_no_help() {
     world.at.now = Duration::ZERO;
     let steps = world.steps.len();
     world.run(2, |_| {});
-    let told = |world: &World| -> Vec<_> {
-        let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1" && step.side == Side::Guest);
-        told.map(|(at, step)| (*at, step.bytes)).collect()
-    };
+    let told = |world: &World| told(world, steps);
     let [(first, same)] = told(&world)[..] else { panic!("{:?}", told(&world)) };
     assert_eq!(same, (HOME - lent) * UNIT);
     world.guest("vm1").manner = Manner::Short(0, u32::MAX);
@@ -181,4 +178,44 @@ fn a_successor_leaves_the_same_balloons_alone() {
     world.at.unix_s -= 500_000;
     world.run(70, |_| {});
     assert!(!why(&world).contains("a former daemon"), "{}", why(&world));
+}
+
+/// Returns when the balloon of `vm1` was told something after so many steps, and what.
+fn told(world: &World, steps: usize) -> Vec<(Duration, u64)> {
+    let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1" && step.side == Side::Guest);
+    told.map(|(at, step)| (*at, step.bytes)).collect()
+}
+
+#[test]
+fn a_guest_is_helped_once_in_a_window() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let steps = world.steps.len();
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(60, |_| {});
+    let told = told(&world, steps);
+    assert!(told.len() > 1 && told.is_sorted_by_key(|(_, bytes)| *bytes), "{told:?}");
+    assert!(told.windows(2).all(|two| two[1].0 - two[0].0 >= world.settings.window), "{told:?}");
+}
+
+#[test]
+fn a_balloon_that_cannot_be_told_is_told_again_once_in_a_window_and_is_on_record_until_then() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let mut record = world.planner.record();
+    let sizes = record.guests.get_mut("vm1").unwrap();
+    (sizes.is_untold, sizes.asked_bytes) = (true, sizes.base_bytes);
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    // Nor is it forgotten while its VM is not there.
+    let process = world.processes.remove("vm1").unwrap();
+    world.run(2, |_| {});
+    assert!(world.planner.record().guests["vm1"].is_untold);
+    world.processes.insert("vm1".into(), process);
+    let steps = world.steps.len();
+    world.is_full = true;
+    world.run(14, |_| {});
+    let told = told(&world, steps);
+    assert!(told.len() > 1, "{told:?}");
+    assert!(told.windows(2).all(|two| two[1].0 - two[0].0 >= world.settings.window), "{told:?}");
 }
