@@ -1,9 +1,9 @@
 //! Steps that end half-way: what a guest was to give, or to get, is not lost to it.
 
-use super::balloon::{Manner, signed};
+use super::balloon::{Guest, Manner, signed, with_guests};
 use super::guests::{HOME, phase, run_round, sizes, two};
-use super::world::{Nature, UNIT, World};
-use crate::planner::{Phase, Planner, Side};
+use super::world::{Nature, Process, Shape, UNIT, World};
+use crate::planner::{Move, Phase, Planner, Side};
 use std::time::Duration;
 
 /// Checks that the guest of `vm1` has its memory, but for what it lends.
@@ -112,13 +112,59 @@ fn help_never_takes_memory_from_a_guest_that_took_it_back() {
 
 #[test]
 fn a_guest_that_takes_back_a_little_again_and_again_ends_no_round_for_others() {
-    let mut world = two(170, [Manner::Honest, Manner::Nibbles]);
-    let least = std::cell::Cell::new(HOME);
-    run_round(&mut world, |world| {
-        assert!(world.taken_of_host() <= signed(60 * UNIT));
-        least.set(least.get().min(world.guests["vm0"].actual / UNIT));
-    });
-    assert_eq!((least.get(), sizes(&world)[0].0), (HOME - HOME / 2 / 4 * 3, HOME), "{:?}", sizes(&world));
+    for other in [Manner::Honest, Manner::Crawls] {
+        let mut world = two(170, [other, Manner::Nibbles]);
+        let least = std::cell::Cell::new(HOME);
+        run_round(&mut world, |world| {
+            assert!(world.taken_of_host() <= signed(60 * UNIT));
+            least.set(least.get().min(world.guests["vm0"].actual / UNIT));
+        });
+        assert_eq!(least.get(), HOME - HOME / 2 / 4 * 3, "{:?}", sizes(&world));
+        // One that crawls is given up before it has all back.
+        assert!(sizes(&world)[0].0 == HOME || other == Manner::Crawls, "{:?}", sizes(&world));
+        let told = told(&world, 0);
+        let takes = told.windows(2).filter(|two| two[1].1 < two[0].1).count();
+        assert!(takes <= 5, "it lends again at once: {told:?}");
+    }
+}
+
+#[test]
+fn a_step_of_a_guest_that_is_short_of_memory_is_dropped() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_a_step(&mut world);
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(1, |_| {});
+    let moves = world.planner.record().intent.map(|intent| intent.moves).unwrap_or_default();
+    let is_taken_from = |change: &Move| change.vm == "vm1" && change.takes() && change.is_open();
+    assert!(!moves.iter().any(is_taken_from), "{moves:#?}");
+}
+
+#[test]
+fn what_somebody_else_takes_before_a_round_is_not_lent_in_it() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.process("vm0").shape = Shape::Flat(50);
+    run_round(&mut world, |_| {});
+    assert_eq!(sizes(&world)[1].0, HOME);
+    let guest = world.guest("vm1");
+    (guest.target, guest.actual, guest.resident) = (100 * UNIT, 100 * UNIT, 100 * UNIT);
+    let steps = world.steps.len();
+    world.run(400, |_| {});
+    assert!(!told(&world, steps).is_empty(), "there was no second round");
+    assert_eq!(world.planner.record().guests["vm1"].base_bytes, 100 * UNIT);
+}
+
+#[test]
+fn what_one_guest_is_promised_no_other_one_gets() {
+    let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
+    let vms = vec![Process::new(Shape::Cliff(270), Nature::Honest, 10), flat(), flat(), flat()];
+    let mut world = World::with(with_guests(60, 20), vms);
+    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1..].iter().all(|(guest, _)| *guest + 10 <= HOME), "{:?}", sizes(&world));
+    ["vm1", "vm2", "vm3"].iter().for_each(|name| world.guest(name).manner = Manner::Short(0, u32::MAX));
+    // What the host has is checked before each command.
+    world.run(1, |_| {});
+    assert!(world.taken_of_host() <= signed(60 * UNIT), "{:?}", sizes(&world));
 }
 
 #[test]
