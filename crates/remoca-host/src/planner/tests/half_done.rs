@@ -129,6 +129,22 @@ fn a_guest_that_takes_back_a_little_again_and_again_ends_no_round_for_others() {
 }
 
 #[test]
+fn a_guest_that_takes_all_back_while_others_lend_does_not_end_that() {
+    let mut world = two(170, [Manner::Crawls, Manner::Honest]);
+    while world.guests["vm1"].actual > (HOME - 8) * UNIT {
+        world.run(1, |_| {});
+    }
+    let looks = world.looks;
+    world.guest("vm1").manner = Manner::Grabs(looks);
+    let mut least = HOME;
+    while phase(&world) == Phase::Lend {
+        world.run(1, |_| {});
+        least = least.min(world.guests["vm0"].actual / UNIT);
+    }
+    assert_eq!(least, HOME - HOME / 2 / 4 * 3);
+}
+
+#[test]
 fn a_step_of_a_guest_that_is_short_of_memory_is_dropped() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_into_a_step(&mut world);
