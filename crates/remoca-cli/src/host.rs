@@ -129,8 +129,8 @@ enum Ask {
         #[arg(short, long, value_enum, default_value_t = Form::Table)]
         output: Form,
     },
-    /// Give all guests the memory back that they have lent to caches (--guests), at once: tiers shrink first. Works with and without a
-    /// daemon that runs; one that has guests lend begins its next round after --round
+    /// Give all guests back, at once, the memory that they have lent to their caches (--guests). Tiers shrink first. Works whether a
+    /// daemon runs or not; a daemon with --guests then waits --round until its next round
     GiveBack {
         #[command(flatten)]
         folder: Folder,

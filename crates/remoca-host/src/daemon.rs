@@ -3,8 +3,9 @@
 use crate::ask::{ask_all, set};
 use crate::guest::{Address, Monitors, Unusable};
 use crate::limits::Limits;
-use crate::planner::{GuestTerms, Heard, Look, Moment, Outcome, Planner, Settings, Side, Step};
+use crate::planner::{Heard, Look, Moment, Outcome, Planner, Settings, Side, Step};
 use crate::record::{self, Paths};
+use crate::request;
 use crate::resource::Resource;
 use crate::socket::ReportSocket;
 use remoca_protocol::host::HostReport;
@@ -54,9 +55,18 @@ pub struct Daemon<S> {
     /// A file with which the operator has all guests get their memory back. `None` for a daemon that changes nothing.
     request: Option<PathBuf>,
     socket: Option<ReportSocket>,
-    was_asked: bool,
+    wish: Wish,
     started: Instant,
     plan_us: u64,
+}
+
+/// How far the daemon is with what the operator wants: that all guests get their memory back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    None,
+    Begun,
+    /// It is done, and the request cannot be removed.
+    Done,
 }
 
 /// How long the daemon runs.
@@ -71,9 +81,9 @@ impl<S: Surroundings> Daemon<S> {
     /// Returns a daemon with a record and a socket at `paths`, or one that only looks.
     ///
     /// # Errors
-    /// If the socket cannot be made.
+    /// If the record cannot be read, or the socket cannot be made.
     pub fn new(settings: Settings, surroundings: S, paths: Option<&Paths>) -> io::Result<Self> {
-        let on_disk = paths.map(|paths| record::read_or_keep(&paths.record));
+        let on_disk = paths.map(|paths| record::read_or_keep(&paths.record)).transpose()?;
         let record = on_disk.unwrap_or_default();
         let lend = record.guests.iter().filter(|(_, sizes)| sizes.taken() > 0).map(|(vm, _)| vm.as_str());
         let lend: Vec<_> = lend.filter(|_| settings.guests.is_none()).collect();
@@ -87,14 +97,14 @@ impl<S: Surroundings> Daemon<S> {
             planner: Planner::new(settings, record),
             settings,
             surroundings,
-            monitors: Monitors::default(),
+            monitors: Monitors::new(settings.interval),
             addresses: BTreeMap::new(),
             record: paths.filter(|_| settings.applies).map(|paths| paths.record.clone()),
             request: paths
                 .filter(|_| settings.applies && settings.resource == Resource::Local)
                 .map(|paths| paths.request.clone()),
             socket: paths.map(|paths| ReportSocket::start(&paths.socket)).transpose()?,
-            was_asked: false,
+            wish: Wish::None,
             started: Instant::now(),
             plan_us: 0,
         })
@@ -142,8 +152,7 @@ impl<S: Surroundings> Daemon<S> {
     /// Has all guests get their memory back.
     pub fn give_back(&mut self) {
         self.planner.ask_back();
-        self.was_asked = true;
-        self.settings.guests.get_or_insert(GuestTerms::NO_ROUNDS);
+        self.wish = Wish::Begun;
     }
 
     /// Waits until it is time for a look, or guests are to get all of their memory back. Returns whether `stop` became readable.
@@ -153,8 +162,8 @@ impl<S: Surroundings> Daemon<S> {
             if wait(stop, at.min(Instant::now() + REQUEST_EVERY))? {
                 return Ok(true);
             }
-            let is_asked = self.request.as_ref().is_some_and(|request| request.exists());
-            if is_asked && !self.planner.gives_back() {
+            let is_asked = || self.request.as_ref().is_some_and(|request| request::is_there(request));
+            if self.wish == Wish::None && is_asked() {
                 self.give_back();
                 return Ok(false);
             }
@@ -166,21 +175,23 @@ impl<S: Surroundings> Daemon<S> {
 
     /// Tells the operator that guests got what they could get.
     fn answer_request(&mut self) {
-        let Some(request) = self.request.as_ref().filter(|_| self.was_asked && !self.planner.gives_back()) else {
+        if self.wish == Wish::None || self.planner.gives_back() {
             return;
-        };
+        }
+        let Some(request) = &self.request else { return };
         if let Some(socket) = &self.socket {
             socket.show(&self.report());
         }
-        match std::fs::remove_file(request) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(
-                    "{} cannot be removed: {error}. Guests lend nothing as long as it is there",
-                    request.display()
-                );
-            }
-            _ => self.was_asked = false,
+        let removed = request::remove(request);
+        if let Err(error) = &removed
+            && self.wish == Wish::Begun
+        {
+            tracing::warn!(
+                "{} cannot be removed: {error}. Guests have been told; a daemon that is started while it is there tells them again",
+                request.display()
+            );
         }
+        self.wish = if removed.is_ok() { Wish::None } else { Wish::Done };
     }
 
     fn moment(&self) -> Moment {
@@ -211,7 +222,7 @@ impl<S: Surroundings> Daemon<S> {
         };
         let all = vms.iter().zip(answers).map(heard).collect();
         let names: Vec<String> = vms.iter().map(|(vm, _)| vm.clone()).collect();
-        if self.settings.guests.is_some() {
+        if self.planner.has_guests() {
             self.find_monitors(&names);
         }
         self.look_at_guests(&names);
@@ -238,7 +249,7 @@ impl<S: Surroundings> Daemon<S> {
 
     /// Asks the monitors of some guests.
     fn look_at_guests(&mut self, names: &[String]) {
-        if self.settings.guests.is_none() {
+        if !self.planner.has_guests() {
             return;
         }
         let mut said = self.monitors.read(|vm| names.iter().any(|name| name == vm));

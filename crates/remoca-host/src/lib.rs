@@ -2,7 +2,7 @@
 //!
 //! Called by `remoca host`. `planner` decides and does no I/O: it gets answers, and returns commands. `plan` is one division, `curve` and `reading`
 //! check what VM processes say, `resource` names what is divided. Around it: `ask` (control sockets), `record` (what outlives the
-//! daemon), `socket` (its own socket), `daemon` (the loop). Decision 0042.
+//! daemon), `request` (guests get all back), `socket` (its own socket), `daemon` (the loop). Decision 0042.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ pub mod plan;
 pub mod planner;
 pub mod reading;
 pub mod record;
+pub mod request;
 pub mod resource;
 pub mod socket;
 #[cfg(test)]

@@ -24,19 +24,29 @@ pub fn read(path: &Path) -> io::Result<Record> {
 }
 
 /// Reads the record at `path`, as [`read`]. One that is broken is kept beside it, for the operator, and not used.
-#[must_use]
-pub fn read_or_keep(path: &Path) -> Record {
-    read(path).unwrap_or_else(|error| {
-        let broken = path.with_extension("broken");
-        let kept = std::fs::rename(path, &broken).map(|()| format!("it is kept as {}", broken.display()));
-        let kept = kept.unwrap_or_else(|error| format!("it cannot be kept: {error}"));
-        tracing::warn!(
-            "{}: the record of a former daemon is not used: {error}; {kept}. Guests count with what they have now: if some have lent memory, \
-             `virsh domstats --balloon` shows which, and `virsh setmem` gives them theirs back",
-            path.display()
-        );
-        Record::default()
-    })
+///
+/// # Errors
+/// If there is a file that cannot be read: nobody knows what it says.
+pub fn read_or_keep(path: &Path) -> io::Result<Record> {
+    let error = match read(path) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData) => error,
+        Err(error) => return Err(told(path, "the record of a former daemon cannot be read", &error)),
+        read => return read,
+    };
+    let broken = path.with_extension("broken");
+    std::fs::rename(path, &broken)
+        .map_err(|error| told(path, "the record of a former daemon is broken, and cannot be kept", &error))?;
+    tracing::warn!(
+        "{}: the record of a former daemon is not used: {error}; it is kept as {}. Guests count with what they have now: if some have lent \
+         memory, `virsh domstats --balloon` shows which, and `virsh setmem`, or QMP's `balloon`, gives them theirs back",
+        path.display(),
+        broken.display()
+    );
+    Ok(Record::default())
+}
+
+fn told(path: &Path, what: &str, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {what}: {error}", path.display()))
 }
 
 /// Writes the record, and returns when it is on the disk.
@@ -95,7 +105,7 @@ impl Paths {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::planner::{Intent, Move, Stage};
+    use crate::planner::{GuestRecord, Intent, Move, Stage};
 
     #[test]
     fn a_record_comes_back_and_a_broken_one_is_told() {
@@ -118,12 +128,32 @@ mod tests {
         };
         write(&paths.record, &record).unwrap();
         assert_eq!(read(&paths.record).unwrap(), record);
-        assert_eq!(read_or_keep(&paths.record), record);
+        assert_eq!(read_or_keep(&paths.record).unwrap(), record);
         std::fs::write(&paths.record, "{").unwrap();
         assert!(read(&paths.record).is_err());
-        assert_eq!(read_or_keep(&paths.record), Record::default());
+        assert_eq!(read_or_keep(&paths.record).unwrap(), Record::default());
         assert_eq!(std::fs::read_to_string(folder.path().join("remoca-host.broken")).unwrap(), "{");
         assert!(!paths.record.exists());
+        // What cannot be read stays where it is.
+        std::fs::create_dir(&paths.record).unwrap();
+        let error = read_or_keep(&paths.record).unwrap_err();
+        assert!(
+            error.to_string().contains("remoca-host.record: the record of a former daemon cannot be read"),
+            "{error}"
+        );
+        assert!(paths.record.is_dir());
+    }
+
+    #[test]
+    fn a_record_of_an_older_version_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("record");
+        let guest = r#"{"home_bytes":8,"base_bytes":8,"asked_bytes":6}"#;
+        std::fs::write(&path, format!(r#"{{"intent":null,"sizes":{{}},"guests":{{"a":{guest}}},"decisions":[]}}"#))
+            .unwrap();
+        let sizes = GuestRecord { home_bytes: 8, base_bytes: 8, asked_bytes: 6, ..GuestRecord::default() };
+        let record = Record { guests: [("a".to_owned(), sizes)].into(), ..Record::default() };
+        assert_eq!(read_or_keep(&path).unwrap(), record);
     }
 
     #[test]

@@ -87,6 +87,9 @@ pub struct HostGuests {
     pub phase: String,
     /// What the round is about, in words.
     pub state: String,
+    /// VMs whose guests lack memory, and whose process does not run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub absent: Vec<String>,
 }
 
 /// Memory of the guest of a VM.

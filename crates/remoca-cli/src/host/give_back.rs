@@ -2,24 +2,30 @@
 
 use super::here::{Host, asked};
 use super::table;
+use crate::memory;
 use anyhow::{Context, Result, anyhow, bail};
 use remoca_host::daemon::{Daemon, Extent};
 use remoca_host::plan::Policy;
 use remoca_host::planner::{GuestTerms, Settings};
 use remoca_host::record::{HostLock, Paths};
+use remoca_host::request;
 use remoca_host::resource::Resource;
 use remoca_io::signals::Signals;
 use remoca_protocol::host::HostReport;
-use std::fs::File;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// Time that a daemon has: for what is under way, and for three plans with VMs that do not follow.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Time in which a daemon that was just started has its first report.
+const START_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+const LATE: &str = "the daemon that runs has not done it in 300 s: `remoca host log` shows how far it is. If it is of an older version, restart it";
+const STOPPED: &str =
+    "stopped: the daemon that runs goes on with what it has begun, and `remoca host status` shows how far it is";
 
 /// Gives all guests their memory back, and shows what each has then. `config` is the folder of the files, `directory` that of the sockets.
 ///
@@ -27,15 +33,28 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// If a guest does not have all of it, or the daemon that runs does not do it.
 pub(super) fn run(config: &Path, directory: &Path) -> Result<()> {
     let paths = Paths::new(directory);
-    let report = match HostLock::take(&paths.lock) {
-        Ok(_lock) => alone(config, directory, &paths)?,
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => by_daemon(&paths)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("{} does not exist: no VM process runs here (--sockets)", directory.display())
+    // Before any thread starts.
+    let signals = Signals::take().context("cannot take signals")?;
+    let report = loop {
+        match HostLock::take(&paths.lock) {
+            Ok(_lock) => {
+                // Whoever was asked has ended, and this process does it.
+                let _ = request::remove(&paths.request);
+                break alone(config, directory, &paths, &signals)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                bail!("{} does not exist: no VM process runs here (--sockets)", directory.display())
+            }
+            Err(error) => return Err(anyhow!(error).context(format!("cannot lock {}", paths.lock.display()))),
         }
-        Err(error) => return Err(anyhow!(error).context(format!("cannot lock {}", paths.lock.display()))),
+        if let Some(report) = by_daemon(&paths, &signals)? {
+            break report;
+        }
     };
-    let (text, lacking) = table::given_back(&report);
+    // One that the operator names no monitor for any longer is not meant to come back.
+    let is_meant = |name: &str| memory::monitor_of(name, config) != Ok(None);
+    let (text, lacking) = table::given_back(&report, is_meant);
     io::stdout().write_all(text.as_bytes())?;
     match lacking {
         0 => Ok(()),
@@ -46,10 +65,10 @@ pub(super) fn run(config: &Path, directory: &Path) -> Result<()> {
     }
 }
 
-fn alone(config: &Path, directory: &Path, paths: &Paths) -> Result<HostReport> {
+fn alone(config: &Path, directory: &Path, paths: &Paths, signals: &Signals) -> Result<HostReport> {
     let settings = Settings {
         resource: Resource::Local,
-        // What is in use now.
+        // That of the former daemon, or what is in use now.
         total_bytes: 0,
         policy: Policy::Optimal,
         applies: true,
@@ -59,16 +78,15 @@ fn alone(config: &Path, directory: &Path, paths: &Paths) -> Result<HostReport> {
         guests: Some(GuestTerms::NO_ROUNDS),
     };
     let host = Host { directory: directory.into(), folder: config.into(), output: None, is_first: true };
-    let signals = Signals::take().context("cannot take signals")?;
     let mut daemon = Daemon::new(settings, host, Some(paths))?;
     daemon.give_back();
     daemon.run(signals.stop.as_fd(), Extent::Once)?;
     Ok(daemon.report())
 }
 
-/// Has the daemon that runs do it, and waits for that.
-fn by_daemon(paths: &Paths) -> Result<HostReport> {
-    let before = asked(paths)?;
+/// Has whoever has the lock do it, and waits for that. Returns `None` if nobody has it any longer.
+fn by_daemon(paths: &Paths, signals: &Signals) -> Result<Option<HostReport>> {
+    let Some(before) = report_within(START_PATIENCE, paths, signals)? else { return Ok(None) };
     if before.resource != Resource::Local.name() {
         bail!(
             "the daemon that runs divides {}s, and moves no memory of guests: stop it (`systemctl stop remoca-host`), and repeat the command",
@@ -78,19 +96,48 @@ fn by_daemon(paths: &Paths) -> Result<HostReport> {
     if !before.applies {
         bail!("the daemon that runs only watches: stop it (`systemctl stop remoca-host`), and repeat the command");
     }
-    let request = &paths.request;
-    File::create(request).with_context(|| format!("cannot ask the daemon by {}", request.display()))?;
+    let path = &paths.request;
+    request::make(path).with_context(|| format!("cannot ask the daemon by {}", path.display()))?;
     let begun = Instant::now();
-    while request.exists() {
-        if begun.elapsed() >= PATIENCE {
-            // A later daemon would take it for a new one.
-            let _ = std::fs::remove_file(request);
-            bail!(
-                "the daemon that runs has not done it in {} s: `remoca host log` shows how far it is. If it is of an older version, restart it",
-                PATIENCE.as_secs()
-            );
+    while request::is_there(path) {
+        if has_ended(paths) {
+            return Ok(None);
         }
-        sleep(LOOK_EVERY);
+        let is_late = begun.elapsed() >= PATIENCE;
+        if is_late || is_stopped(signals)? {
+            // A later daemon would take it for a new one.
+            let _ = request::remove(path);
+            bail!(if is_late { LATE } else { STOPPED });
+        }
     }
-    asked(paths)
+    report_within(Duration::ZERO, paths, signals)
+}
+
+/// Returns the report of whoever has the lock, for which it has so much time. Returns `None` if nobody has it any longer.
+fn report_within(time: Duration, paths: &Paths, signals: &Signals) -> Result<Option<HostReport>> {
+    let begun = Instant::now();
+    loop {
+        match asked(paths) {
+            Ok(report) => return Ok(Some(report)),
+            Err(_) if has_ended(paths) => return Ok(None),
+            Err(error) if begun.elapsed() >= time => return Err(error),
+            Err(_) if is_stopped(signals)? => bail!("stopped"),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Returns whether nobody has the lock.
+fn has_ended(paths: &Paths) -> bool {
+    HostLock::take(&paths.lock).is_ok()
+}
+
+/// Waits for a moment. Returns whether the operator stopped the command in it.
+fn is_stopped(signals: &Signals) -> Result<bool> {
+    let time = Timespec { tv_sec: 0, tv_nsec: LOOK_EVERY.subsec_nanos().into() };
+    match poll(&mut [PollFd::new(&signals.stop, PollFlags::IN)], Some(&time)) {
+        Ok(count) => Ok(count > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -94,9 +94,12 @@ fn line(text: &mut String, vm: &HostVm, width: usize) {
     );
 }
 
-/// Returns a line for each guest that has memory to lend, after all was given back, and the number of those that lack some.
-pub fn given_back(report: &HostReport) -> (String, usize) {
-    let width = report.vms.iter().map(|vm| vm.name.chars().count()).fold(NAME_WIDTH_MIN, usize::max);
+/// Returns a line for each guest that has memory to lend, after all was given back, and the number of those that lack some. Of those whose
+/// VM process does not run, the ones count for which `is_meant` holds.
+pub fn given_back(report: &HostReport, is_meant: impl Fn(&str) -> bool) -> (String, usize) {
+    let absent = report.guests.iter().flat_map(|guests| &guests.absent).filter(|name| is_meant(name));
+    let names = report.vms.iter().map(|vm| &vm.name).chain(absent.clone());
+    let width = names.map(|name| name.chars().count()).fold(NAME_WIDTH_MIN, usize::max);
     let mut text = format!("{:<width$} {:>7} {:>7} {:>7}   {}\n", "VM", "TIER", "GUEST", "OF", "NOTE");
     let mut lacking = 0;
     for vm in &report.vms {
@@ -116,6 +119,11 @@ pub fn given_back(report: &HostReport) -> (String, usize) {
         let (tier, home) = (show_size(vm.has_bytes), show_size(home));
         let has = guest.guest_bytes.map_or("-".into(), show_size);
         add(&mut text, format_args!("{:<width$} {tier:>7} {has:>7} {home:>7}   {note}\n", vm.name));
+    }
+    for name in absent {
+        lacking += 1;
+        let note = "its VM process does not run: start it, and repeat the command";
+        add(&mut text, format_args!("{name:<width$} {0:>7} {0:>7} {0:>7}   {note}\n", "-"));
     }
     match text.lines().count() {
         1 => ("No guest is known to have lent memory.\n".into(), 0),
@@ -171,14 +179,21 @@ mod tests {
             vm("shrunk", "usable", Some(3 << 30), 0),
             HostVm { name: "other".into(), ..HostVm::default() },
         ];
-        let (text, lacking) = given_back(&HostReport { vms, ..HostReport::default() });
+        let (text, lacking) = given_back(&HostReport { vms, ..HostReport::default() }, |_| true);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lacking, 3);
         assert_eq!(lines[1], "whole           2M      4G      4G   it has all of its memory");
         assert_eq!(lines[2], "silent          2M       -      4G   its reason");
         assert!(lines[3].ends_with("its reason") && lines[4].contains("did not shrink enough"), "{text}");
         assert!(lines[5].contains("somebody else") && lines.len() == 6, "{text}");
-        assert_eq!(given_back(&HostReport::default()).1, 0);
+        assert_eq!(given_back(&HostReport::default(), |_| true).1, 0);
+        let absent = vec!["gone".to_owned(), "stopped".to_owned()];
+        let guests = Some(HostGuests { absent, ..HostGuests::default() });
+        let (text, lacking) = given_back(&HostReport { guests, ..HostReport::default() }, |name| name == "stopped");
+        let lines: Vec<_> = text.lines().skip(1).collect();
+        assert_eq!(lacking, 1);
+        let note = "its VM process does not run: start it, and repeat the command";
+        assert_eq!(lines, [format!("stopped          -       -       -   {note}")]);
     }
 
     #[test]

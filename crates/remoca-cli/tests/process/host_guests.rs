@@ -80,6 +80,11 @@ impl Host {
         daemon(self.folder.path(), &self.arguments(&["--apply", "-o", "json", "--total", total]))
     }
 
+    /// Starts a daemon whose rounds follow soon: in one on a busy machine guests may read too little for a curve that says what they need.
+    fn daemon_with_rounds(&self) -> Program {
+        daemon(self.folder.path(), &self.arguments(&["--apply", "-o", "json", "--total", "16M", "--round", "20s"]))
+    }
+
     fn report(&self) -> Option<HostReport> {
         report(self.folder.path())
     }
@@ -132,25 +137,32 @@ fn what_a_guest_needs_less_answers_the_reads_of_another() {
     let look = once(host.folder.path(), &host.arguments(&["--total", "16M"]));
     assert_eq!((guest(&look, "gains").could_lend_bytes, guest(&look, "gives").could_lend_bytes), (3 * MIB, 24 * MIB));
     assert!(host.guests.iter().all(|guest| guest.qemu.asked().is_empty()), "nothing is moved");
-    let mut daemon = host.daemon("16M");
-    wait_at_most(ROUND_TIME, "the loop is answered by the local tier", || {
-        assert!(daemon.is_running(), "{}", daemon.log());
-        let before = host.guests[0].vm.local().1;
-        host.pass(4);
-        host.guests[0].vm.local().1 - before == 3000
-    });
-    wait_at_most(ROUND_TIME, "the round is over", || {
-        host.pass(4);
-        let shown = host.report().unwrap();
-        shown.guests.as_ref().unwrap().state.starts_with("the next round begins")
-            && guest(&shown, "gains").taken_bytes == 0
-    });
-    let shown = host.report().unwrap();
+    let mut daemon = host.daemon_with_rounds();
+    let is_over = |shown: &HostReport| {
+        let state = &shown.guests.as_ref().unwrap().state;
+        let has = vm(shown, "gains").has_bytes;
+        state.starts_with("the next round begins") && guest(shown, "gains").taken_bytes == 0 && has >= 12 * MIB
+    };
+    let shown = loop {
+        let mut shown = None;
+        wait_at_most(ROUND_TIME, "the loop is answered by the local tier, and the round is over", || {
+            assert!(daemon.is_running(), "{}", daemon.log());
+            let before = host.guests[0].vm.local().1;
+            host.pass(4);
+            let is_answered = host.guests[0].vm.local().1 - before == 3000;
+            shown = host.report().filter(|shown| is_answered && is_over(shown));
+            shown.is_some()
+        });
+        daemon.terminate();
+        // The next round may have begun just before.
+        if host.guests[0].qemu.actual() == HOME {
+            break shown.unwrap();
+        }
+        daemon = host.daemon_with_rounds();
+    };
     let (gains, gives) = (guest(&shown, "gains"), guest(&shown, "gives"));
     assert_eq!((gains.guest_bytes, gains.lent_bytes), (Some(HOME), 0), "{shown:?}");
     assert!(gives.lent_bytes >= 2 * MIB && host.guests[1].qemu.actual() == HOME - gives.lent_bytes, "{shown:?}");
-    assert!(vm(&shown, "gains").has_bytes >= 12 * MIB, "{shown:?}");
-    daemon.terminate();
     let table = once(host.folder.path(), &host.arguments(&["--total", "16M"]));
     assert_eq!(guest(&table, "gives").guest_bytes, Some(host.guests[1].qemu.actual()));
     host.finish();
@@ -209,21 +221,22 @@ fn a_daemon_that_is_killed_has_a_successor_that_ends_the_round_and_helps_a_guest
         daemon.kill();
         host.pass(4);
     }
-    let mut daemon = host.daemon("16M");
+    let mut daemon = host.daemon_with_rounds();
     wait_at_most(ROUND_TIME, "the round is over", || {
         assert!(daemon.is_running(), "{}", daemon.log());
         host.pass(4);
-        let shown = host.report();
-        shown.is_some_and(|shown| shown.guests.unwrap().state.starts_with("the next round begins"))
+        host.report().is_some_and(|shown| {
+            let lent = guest(&shown, "gives").lent_bytes;
+            let is_over = shown.guests.as_ref().unwrap().state.starts_with("the next round begins");
+            is_over && lent >= 2 * MIB && host.guests[1].qemu.actual() == HOME - lent
+        })
     });
-    let lent = guest(&host.report().unwrap(), "gives").lent_bytes;
-    assert!(lent >= 2 * MIB && host.guests[1].qemu.actual() == HOME - lent, "{lent}");
     host.guests[1].qemu.set(Manner::Short);
     wait_at_most(ROUND_TIME, "it has its memory back", || {
         host.pass(0);
         host.guests[1].qemu.actual() == HOME
     });
-    wait_until("the reserve is full again", || {
+    wait_at_most(ROUND_TIME, "the reserve is full again", || {
         host.pass(0);
         host.local_mib() <= 12
     });
@@ -259,7 +272,12 @@ fn all_guests_have_their_memory_back_at_once_with_and_without_a_daemon() {
     let mut daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
     lend(&mut host, &mut daemon);
     daemon.kill();
-    assert!(!is_whole(&host));
+    // It may have given all back just before.
+    while is_whole(&host) {
+        daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
+        lend(&mut host, &mut daemon);
+        daemon.kill();
+    }
     let output = give_back(&host);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && is_whole(&host), "{text}: {}", String::from_utf8_lossy(&output.stderr));
@@ -268,6 +286,12 @@ fn all_guests_have_their_memory_back_at_once_with_and_without_a_daemon() {
     let mut daemon = super::host::daemon(host.folder.path(), &host.arguments(&more));
     lend(&mut host, &mut daemon);
     host.guests[1].qemu.set(Manner::Hangs);
+    // From now on it gets nothing; it may have got all just before.
+    while host.guests[1].qemu.actual() == HOME {
+        host.guests[1].qemu.set(Manner::Honest);
+        lend(&mut host, &mut daemon);
+        host.guests[1].qemu.set(Manner::Hangs);
+    }
     let output = give_back(&host);
     let (text, error) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(!output.status.success() && text.contains("gives.qmp"), "{text}");

@@ -25,6 +25,7 @@ mod growth;
 mod guest_memory;
 mod hanging;
 mod host;
+mod host_give_back;
 mod host_guests;
 mod io_thread;
 mod kept;

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 /// Time for which a look waits for monitors, and within which an answer is in time.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Age at which a late answer says nothing about now: longer than from one look at all VMs to the next, or a slow monitor would never be heard.
+/// Age at which a late answer says nothing about now: at least, and beyond the time from one look at all VMs to the next. Otherwise a slow
+/// monitor would never be heard.
 const FRESH_FOR: Duration = Duration::from_secs(12);
+const FRESH_BEYOND: Duration = Duration::from_secs(2);
 /// Number of monitors that a look waits for at the same time.
 const ASKED_AT_A_TIME_MAX: usize = 64;
 
@@ -58,6 +60,7 @@ struct Ended {
     number: u64,
     monitor: Box<dyn Monitor>,
     was_prompt: bool,
+    at: Instant,
     result: Answer,
 }
 
@@ -71,25 +74,16 @@ enum Answer {
     Set(u64, Result<(), String>),
 }
 
-impl Default for Monitors {
-    fn default() -> Self {
-        Self::with_patience(PATIENCE)
-    }
-}
-
 impl Monitors {
-    fn with_patience(patience: Duration) -> Self {
+    /// Returns no monitors yet. All are looked at each `interval`.
+    #[must_use]
+    pub fn new(interval: Duration) -> Self {
+        Self::with_patience(PATIENCE, FRESH_FOR.max(interval.saturating_add(FRESH_BEYOND)))
+    }
+
+    fn with_patience(patience: Duration, fresh_for: Duration) -> Self {
         let (sender, ended) = channel();
-        Self {
-            all: BTreeMap::new(),
-            newest: 0,
-            patience,
-            fresh_for: FRESH_FOR,
-            left: patience,
-            sender,
-            ended,
-            failed: Vec::new(),
-        }
+        Self { all: BTreeMap::new(), newest: 0, patience, fresh_for, left: patience, sender, ended, failed: Vec::new() }
     }
 
     /// Keeps a monitor for each of these VMs. Those that are there stay as they are; others are dropped.
@@ -151,7 +145,8 @@ impl Monitors {
             self.wait([vm.to_owned()].into(), self.left);
             self.left = self.left.saturating_sub(began.elapsed());
         }
-        let failed = self.failed.iter().position(|(name, ..)| name == vm);
+        // That of an older size is told by `failed`.
+        let failed = self.failed.iter().position(|(name, of, _)| name == vm && *of == bytes);
         failed.map_or(Ok(()), |at| Err(self.failed.remove(at).2))
     }
 
@@ -184,9 +179,10 @@ impl Monitors {
                     Answer::Set(bytes, told)
                 }
             };
-            let was_prompt = began.elapsed() < patience;
+            let at = Instant::now();
+            let was_prompt = at.saturating_duration_since(began) < patience;
             // Nobody listens when the daemon ends.
-            let _ = sender.send(Ended { vm: name, number, monitor, was_prompt, result });
+            let _ = sender.send(Ended { vm: name, number, monitor, was_prompt, at, result });
         });
         if let Err(error) = began {
             // The monitor went with the thread.
@@ -207,12 +203,8 @@ impl Monitors {
         while !awaited.is_empty() {
             let left = deadline.map_or(time, |deadline| deadline.saturating_duration_since(Instant::now()));
             let Ok(ended) = self.ended.recv_timeout(left) else { break };
-            awaited.remove(&ended.vm);
-            self.end(ended);
-        }
-        for vm in awaited {
-            if let Some(known) = self.all.get_mut(&vm) {
-                known.is_prompt = false;
+            if let Some(vm) = self.end(ended) {
+                awaited.remove(&vm);
             }
         }
     }
@@ -224,20 +216,21 @@ impl Monitors {
         }
     }
 
-    fn end(&mut self, ended: Ended) {
-        let Ended { vm, number, monitor, was_prompt, result } = ended;
-        // Another monitor may have its place.
-        let Some(known) = self.all.get_mut(&vm).filter(|known| known.number == number) else { return };
+    /// Takes what a call returned. Returns the VM whose monitor it was; `None` if another monitor has its place.
+    fn end(&mut self, ended: Ended) -> Option<String> {
+        let Ended { vm, number, monitor, was_prompt, at, result } = ended;
+        let known = self.all.get_mut(&vm).filter(|known| known.number == number)?;
         known.monitor = Some(monitor);
         known.is_prompt = was_prompt;
         match result {
-            Answer::Read(said) if known.next_bytes.is_none() => known.latest = Some((Instant::now(), said)),
+            Answer::Read(said) if known.next_bytes.is_none() => known.latest = Some((at, said)),
             Answer::Set(bytes, Err(why)) if known.next_bytes.is_none() => self.failed.push((vm.clone(), bytes, why)),
             Answer::Read(_) | Answer::Set(..) => {}
         }
         if let Some(bytes) = known.next_bytes {
             self.begin(&vm, Call::Set(bytes));
         }
+        Some(vm)
     }
 }
 

@@ -9,7 +9,9 @@ use super::guests::KnownGuest;
 use super::interface::{GuestTerms, Moment, Phase};
 use super::moves::{Intent, Move, Side};
 use super::round::exchange;
+use crate::guest::Unusable;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Number of plans that are made for it: what cannot be done then has its reason in the report.
 const PLANS_MAX: u32 = 3;
@@ -23,6 +25,12 @@ impl Planner {
             self.settings.guests.get_or_insert(GuestTerms::NO_ROUNDS);
             self.looked_at = None;
         }
+    }
+
+    /// Returns whether the memory of guests is looked at.
+    #[must_use]
+    pub fn has_guests(&self) -> bool {
+        self.settings.guests.is_some()
     }
 
     /// Returns whether guests are getting all of their memory back.
@@ -40,29 +48,52 @@ impl Planner {
         let names: Vec<String> =
             self.intent.iter().flat_map(|intent| &intent.moves).map(|change| change.vm.clone()).collect();
         for name in names {
-            self.drop_move(at, &name, Side::Guest, WHY);
+            // Memory of its guest goes with it.
             self.drop_move(at, &name, Side::Tier, WHY);
         }
         self.intent = None;
+        // Nobody lends again, not even if a successor ends it.
+        self.enter(at, Phase::End);
         if self.settings.total_bytes == 0 {
-            self.settings.total_bytes = self.counted(at.now).saturating_sub(self.lent(at.now));
+            let used = self.counted(at.now).saturating_sub(self.lent_at_most(at.now));
+            self.settings.total_bytes = used.max(self.known_total);
         }
     }
 
-    /// Begins what is left to do. Ends it if that is nothing.
+    /// Returns the sum of what guests lend. One that was not looked at from both sides yet counts with all that was taken from it.
+    fn lent_at_most(&self, now: Duration) -> u64 {
+        let of = |guest: &KnownGuest| match (guest.memory, guest.resident) {
+            (Some(_), Some(_)) => guest.lent(),
+            _ => guest.taken(),
+        };
+        self.guests
+            .iter()
+            .filter(|(name, _)| self.is_there(now, name))
+            .map(|(_, guest)| of(guest))
+            .fold(0, u64::saturating_add)
+    }
+
+    /// Returns whether a guest may still get some of its memory back, if its monitor or its VM process answers.
+    fn is_awaited(&self, now: Duration) -> bool {
+        let is_silent = |guest: &KnownGuest| matches!(guest.unusable, Some(Unusable::Silent(_)));
+        let is_less = |guest: &KnownGuest| guest.taken() > 0 || guest.is_untold();
+        self.guests.iter().any(|(name, guest)| self.is_there(now, name) && is_silent(guest) && is_less(guest))
+    }
+
+    /// Begins what is left to do. Ends it if that is nothing, and no guest is awaited.
     pub(super) fn go_back(&mut self, at: Moment, plans: u32) {
         let moves = if plans < PLANS_MAX { self.moves_back(at) } else { Vec::new() };
         if plans == 0 {
             self.log.note(at.unix_s, WHY.into());
         }
-        if moves.is_empty() {
+        if moves.is_empty() && (plans >= PLANS_MAX || !self.is_awaited(at.now)) {
             self.back = None;
             self.enter(at, Phase::Rest);
             return;
         }
         self.back = Some(plans + 1);
         self.stepped_at = at.now;
-        self.intent = Some(Intent { at_s: at.unix_s, moves });
+        self.intent = Some(Intent { at_s: at.unix_s, moves }).filter(|intent| !intent.is_over());
     }
 
     fn moves_back(&self, at: Moment) -> Vec<Move> {
@@ -76,9 +107,11 @@ impl Planner {
         let mut tiers: BTreeMap<&String, (u64, u64)> = BTreeMap::new();
         for (name, vm) in &self.vms {
             let is_fixed = vm.reading.as_ref().is_none_or(|reading| reading.fixed.is_some());
+            // One whose file has a mistake may have a minimum.
+            let Ok(limits) = &vm.limits else { continue };
             if vm.silent.is_none() && !is_fixed {
                 let has = vm.counted(memory);
-                let least = vm.limits().minimum_bytes.next_multiple_of(memory.unit_bytes).max(memory.unit_bytes);
+                let least = limits.minimum_bytes.next_multiple_of(memory.unit_bytes).max(memory.unit_bytes);
                 tiers.insert(name, (has, has.saturating_sub(least)));
             }
         }

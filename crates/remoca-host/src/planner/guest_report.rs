@@ -1,7 +1,7 @@
 //! What the report says of the memory of guests.
 
 use super::guests::KnownGuest;
-use super::interface::{GuestTerms, Phase};
+use super::interface::{GuestRecord, GuestTerms, Phase};
 use super::{Moment, Planner};
 use crate::guest::Unusable;
 use crate::limits::Limits;
@@ -24,7 +24,15 @@ impl Planner {
             lent_bytes,
             phase: phase.into(),
             state: self.round_text(at, terms.rest),
+            absent: self.absent_guests(),
         }
+    }
+
+    /// Returns the names of the guests that lack memory, and whose VM process does not run.
+    fn absent_guests(&self) -> Vec<String> {
+        let lacks = |sizes: &GuestRecord| sizes.taken() > 0 || sizes.is_untold;
+        let records = self.guest_records().into_iter();
+        records.filter(|(name, sizes)| lacks(sizes) && !self.vms.contains_key(name)).map(|(name, _)| name).collect()
     }
 
     /// Returns what the round is about, or when the next one comes.

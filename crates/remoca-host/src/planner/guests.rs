@@ -49,8 +49,10 @@ pub(super) struct KnownGuest {
     changed: Option<(Duration, u64)>,
     /// It was short of memory, and lends nothing until then.
     spared_until: Option<Duration>,
+    /// When its balloon was told last what it is to leave to it at least, with memory from the reserve or without.
+    pub(super) told_at: Option<Duration>,
     /// When it got memory from the reserve last, and how much since the reserve was full.
-    pub(super) relieved_at: Option<Duration>,
+    relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
 }
 
@@ -74,6 +76,7 @@ impl KnownGuest {
             left: left.map(|until| (until, why())),
             changed: None,
             spared_until: recorded.and_then(|sizes| until(sizes.spared_until_s)),
+            told_at: None,
             relieved_at: None,
             relieved_bytes: 0,
         }
@@ -144,9 +147,13 @@ impl KnownGuest {
         }
     }
 
-    /// Notes that it is helped now, and lends nothing for a while.
-    pub(super) fn note_relief(&mut self, at: Moment, time: Duration) {
-        (self.relieved_at, self.spared_until) = (Some(at.now), Some(at.now + time));
+    /// Notes that its balloon is told now what it is to leave to it, and whether it gets something from the reserve by that. It lends
+    /// nothing for a while.
+    pub(super) fn note_relief(&mut self, at: Moment, time: Duration, is_helped: bool) {
+        (self.told_at, self.spared_until) = (Some(at.now), Some(at.now + time));
+        if is_helped {
+            self.relieved_at = Some(at.now);
+        }
         if let Some(sizes) = &mut self.sizes {
             sizes.spared_until_s = at.unix_s.saturating_add(time.as_secs());
         }
@@ -155,6 +162,11 @@ impl KnownGuest {
     /// Returns whether it was helped within the last `window`.
     pub(super) fn was_relieved(&self, now: Duration, window: Duration) -> bool {
         self.relieved_at.is_some_and(|then| now.saturating_sub(then) < window)
+    }
+
+    /// Returns whether its balloon was told within the last `window`.
+    pub(super) fn was_told(&self, now: Duration, window: Duration) -> bool {
+        self.told_at.is_some_and(|then| now.saturating_sub(then) < window)
     }
 
     /// Returns whether its balloon may still be at work on less than it is asked to leave.
@@ -176,11 +188,11 @@ impl KnownGuest {
         sizes.asked_bytes.max(actual.min(sizes.base_bytes))
     }
 
-    /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if that is the same.
+    /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if nothing is missing.
     pub(super) fn missing(&self) -> Option<(u64, u64)> {
         let (sizes, memory) = (self.sizes?, self.memory?);
         let has = sizes.asked_bytes.min(memory.actual_bytes);
-        (sizes.taken() > 0 && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
+        ((sizes.taken() > 0 || sizes.is_untold) && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
     }
 
     /// Returns whether it has taken back something that it had lent. Says so only while no step is under way.

@@ -121,6 +121,9 @@ pub struct Record {
     /// Tier that the sizes are those of.
     #[serde(default)]
     pub resource: Resource,
+    /// What all VMs may have together in it, without the reserve; 0 if nobody said that.
+    #[serde(default)]
+    pub total_bytes: u64,
     pub intent: Option<Intent>,
     /// Newest known size of each VM, in bytes.
     pub sizes: BTreeMap<String, u64>,

@@ -77,6 +77,8 @@ pub struct Planner {
     /// Number of plans that were made to give guests all of their memory back; `None` if nobody asked for that.
     back: Option<u32>,
     guests_looked_at: Duration,
+    /// Total of the tier without the reserve, by the operator or the record of a former daemon; 0 if nobody knows it.
+    known_total: u64,
 }
 
 impl Planner {
@@ -89,6 +91,11 @@ impl Planner {
             false => Record { decisions: record.decisions, guests: record.guests, ..Record::default() },
         };
         let is_moved = settings.applies && settings.guests.is_some();
+        let reserve_bytes = settings.guests.map_or(0, |terms| terms.reserve_bytes);
+        let known_total = match settings.total_bytes {
+            0 => record.total_bytes,
+            total => total.saturating_sub(reserve_bytes),
+        };
         Self {
             settings,
             vms: BTreeMap::new(),
@@ -115,6 +122,7 @@ impl Planner {
                 .collect(),
             back: None,
             guests_looked_at: Duration::ZERO,
+            known_total,
         }
     }
 
@@ -214,6 +222,7 @@ impl Planner {
             self.recorded.iter().filter(|(name, _)| self.vms.get(*name).is_some_and(|vm| vm.reading.is_none()));
         Record {
             resource: self.settings.resource,
+            total_bytes: self.known_total,
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
             guests: self.guest_records(),

@@ -51,7 +51,7 @@ impl Planner {
     fn is_owed(&self, now: Duration, name: &str) -> bool {
         let moves = self.intent.iter().flat_map(|intent| &intent.moves);
         let is_open = moves.clone().any(|change| change.vm == name && change.side == Side::Guest && change.is_open());
-        let is_due = |guest: &KnownGuest| guest.is_untold() && !guest.was_relieved(now, self.settings.window);
+        let is_due = |guest: &KnownGuest| guest.is_untold() && !guest.was_told(now, self.settings.window);
         !is_open && self.guests.get(name).is_some_and(is_due)
     }
 
@@ -80,12 +80,12 @@ impl Planner {
         let to_bytes = sizes.asked_bytes.saturating_add(bytes).max(guest.has());
         // It counts as given from now on.
         guest.ask(to_bytes);
-        guest.note_relief(at, spared);
+        guest.note_relief(at, spared, bytes > 0);
         guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
         self.reliefs.push(Move {
             vm: name.into(),
             side: Side::Guest,
-            from_bytes: sizes.asked_bytes,
+            from_bytes: to_bytes - bytes,
             to_bytes,
             why,
             ..Move::default()
@@ -96,11 +96,14 @@ impl Planner {
     pub(super) fn next_relief(&mut self, at: Moment) -> Option<Step> {
         let relief = self.reliefs.iter_mut().find(|relief| relief.stage == Stage::Planned)?;
         relief.stage = Stage::Begun;
+        let is_help = relief.to_bytes > relief.from_bytes;
+        // It may have got more since a former daemon promised that.
+        relief.to_bytes = relief.to_bytes.max(self.guests.get(&relief.vm).map_or(0, KnownGuest::has));
         let step = Step { vm: relief.vm.clone(), side: Side::Guest, bytes: relief.to_bytes };
         self.awaited_at = at.now;
         let spared = LEFT_WINDOWS * self.settings.window;
         if let Some(guest) = self.guests.get_mut(&step.vm) {
-            guest.note_relief(at, spared);
+            guest.note_relief(at, spared, is_help);
             guest.ask(step.bytes);
         }
         Some(step)
@@ -137,7 +140,7 @@ impl Planner {
 
     fn give_up_reliefs(&mut self, at: Moment) {
         let is_late = |name: &str| {
-            let began = self.guests.get(name).and_then(|guest| guest.relieved_at);
+            let began = self.guests.get(name).and_then(|guest| guest.told_at);
             began.is_none_or(|began| at.now.saturating_sub(began) >= FOLLOW_TIME)
         };
         let late = self.reliefs.iter().filter(|relief| relief.stage == Stage::Begun && is_late(&relief.vm));

@@ -41,9 +41,13 @@ impl Planner {
 
     /// Returns the sum of what guests have lent, as the host has seen it.
     pub(super) fn lent(&self, now: Duration) -> u64 {
-        let is_present = |name: &String| self.vms.get(name).is_some_and(|vm| !vm.is_absent(now));
-        let lent = self.guests.iter().filter(|(name, _)| is_present(name)).map(|(_, guest)| guest.lent());
+        let lent = self.guests.iter().filter(|(name, _)| self.is_there(now, name)).map(|(_, guest)| guest.lent());
         lent.fold(0, u64::saturating_add)
+    }
+
+    /// Returns whether the VM of a guest has a part in the division.
+    pub(super) fn is_there(&self, now: Duration, name: &str) -> bool {
+        self.vms.get(name).is_some_and(|vm| !vm.is_absent(now))
     }
 
     /// Returns what is divided now: the total without the reserve, with what guests have lent.

@@ -117,21 +117,26 @@ impl Planner {
 
     fn guest_step_done(&mut self, at: Moment, step: &Step, outcome: Outcome) {
         let name = &step.vm;
-        let why = match outcome {
+        let (why, is_failure) = match outcome {
             Outcome::Answered(_) | Outcome::Told => return,
-            Outcome::NotSent(why) => why,
+            Outcome::NotSent(why) => (why, false),
             Outcome::Refused(why) | Outcome::Unknown(why) => {
-                let why = format!("its monitor did not pass on what its balloon is to do: {why}");
-                self.leave(at, name, why.clone());
-                why
+                (format!("its monitor did not pass on what its balloon is to do: {why}"), true)
             }
         };
         // It may be about a step that was given up meanwhile.
         let is_it =
             |change: &&Move| change.vm == *name && change.stage == Stage::Begun && change.to_bytes == step.bytes;
-        if self.reliefs.iter().any(|relief| is_it(&relief)) {
+        let is_relief = self.reliefs.iter().any(|relief| is_it(&relief));
+        if !is_relief && !self.begun().filter(|change| change.side == Side::Guest).any(|change| is_it(&change)) {
+            return;
+        }
+        if is_failure {
+            self.leave(at, name, why.clone());
+        }
+        if is_relief {
             self.end_relief(at, name, false, &format!("not done: {why}"));
-        } else if self.begun().filter(|change| change.side == Side::Guest).any(|change| is_it(&change)) {
+        } else {
             self.drop_move(at, name, Side::Guest, &why);
         }
     }

@@ -53,12 +53,8 @@ impl FakeQemu {
         let qemu = Self { memory: Arc::new(memory), socket: socket.into(), state: Arc::new(Mutex::new(state)) };
         let listener = UnixListener::bind(socket).unwrap();
         let (memory, state) = (Arc::clone(&qemu.memory), Arc::clone(&qemu.state));
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (memory, state) = (Arc::clone(&memory), Arc::clone(&state));
-                std::thread::spawn(move || serve(&stream.unwrap(), &memory, &state));
-            }
-        });
+        // One client after the other, as a QEMU does: what a daemon that was killed has sent comes before what its successor sends.
+        std::thread::spawn(move || listener.incoming().for_each(|stream| serve(&stream.unwrap(), &memory, &state)));
         qemu
     }
 
@@ -85,14 +81,18 @@ impl FakeQemu {
 fn serve(stream: &UnixStream, memory: &File, state: &Mutex<State>) {
     let mut writer = stream;
     let mut say = |text: String| writeln!(writer, "{text}").is_ok();
-    let manner = || state.lock().unwrap().manner;
     if !say(json!({"QMP": {"version": {}, "capabilities": []}}).to_string()) {
         return;
     }
     // The client may be gone at any time.
     for line in BufReader::new(stream).lines().map_while(Result::ok) {
-        let asked: Value = serde_json::from_str(&line).unwrap();
-        let is_heard = match (manner(), answer(&asked, memory, &mut state.lock().unwrap())) {
+        // A client that was killed may leave half a line.
+        let Ok(asked) = serde_json::from_str::<Value>(&line) else { return };
+        let (manner, answer) = {
+            let mut state = state.lock().unwrap();
+            (state.manner, answer(&asked, memory, &mut state))
+        };
+        let is_heard = match (manner, answer) {
             (Manner::Hangs, _) => continue,
             (Manner::Babbles, _) => say("}{".into()),
             (_, Some(answer)) => say(json!({"return": answer, "id": asked["id"]}).to_string()),

@@ -57,7 +57,7 @@ fn wait_for(monitors: &mut Monitors, vm: &str) {
 
 #[test]
 fn one_that_hangs_is_waited_for_once_and_counts_again_when_it_answers() {
-    let mut monitors = Monitors::with_patience(Duration::from_millis(1));
+    let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
     let hangs = add(&mut monitors, "hangs");
     let said = monitors.read(|_| true);
     assert!(why(&said["hangs"]).contains("the monitor libvirt:hangs has not answered in time"), "{said:?}");
@@ -89,7 +89,7 @@ fn one_that_hangs_is_waited_for_once_and_counts_again_when_it_answers() {
 
 #[test]
 fn a_guest_whose_monitor_hangs_is_told_the_newest_size_and_a_refusal_comes_later() {
-    let mut monitors = Monitors::with_patience(FOR_EVER);
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
     let qemu = add(&mut monitors, "a");
     qemu.says.send(Err(Unusable::Silent(String::new()))).unwrap();
     assert_eq!(monitors.set_bytes("a", 1), Err("it refuses".into()));
@@ -112,10 +112,43 @@ fn a_guest_whose_monitor_hangs_is_told_the_newest_size_and_a_refusal_comes_later
 }
 
 #[test]
+fn a_late_refusal_of_an_older_size_is_none_of_the_new_one() {
+    let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
+    let qemu = add(&mut monitors, "a");
+    monitors.left = Duration::ZERO;
+    assert_eq!(monitors.set_bytes("a", 3), Ok(()), "it is on its way");
+    qemu.says.send(Err(Unusable::Silent(String::new()))).unwrap();
+    wait_for(&mut monitors, "a");
+    qemu.says.send(memory(4)).unwrap();
+    monitors.left = FOR_EVER;
+    assert_eq!(monitors.set_bytes("a", 4), Ok(()));
+    assert_eq!(monitors.failed(), [("a".to_owned(), 3, "it refuses".to_owned())]);
+}
+
+#[test]
+fn an_answer_is_as_old_as_the_end_of_its_call_however_late_it_is_taken() {
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
+    let qemu = add(&mut monitors, "a");
+    qemu.says.send(memory(1)).unwrap();
+    monitors.begin("a", Call::Read);
+    let ended = monitors.ended.recv().unwrap();
+    let taken = Instant::now();
+    monitors.end(ended);
+    assert!(monitors.all["a"].latest.as_ref().unwrap().0 <= taken);
+}
+
+#[test]
+fn a_late_answer_counts_beyond_the_next_look_at_all() {
+    let fresh_for = |seconds| Monitors::new(Duration::from_secs(seconds)).fresh_for;
+    assert_eq!([1, 10, 60].map(fresh_for), [12, 12, 62].map(Duration::from_secs));
+    assert_eq!(Monitors::new(Duration::MAX).fresh_for, Duration::MAX);
+}
+
+#[test]
 fn monitors_come_and_go_with_their_vms() {
     let folder = tempfile::tempdir().unwrap();
     let address = |name: &str| Address::Qmp(folder.path().join(name));
-    let mut monitors = Monitors::with_patience(FOR_EVER);
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
     let count = 2 * ASKED_AT_A_TIME_MAX;
     monitors.keep(&(0..count).map(|number| (format!("vm{number}"), address(&number.to_string()))).collect());
     let said = monitors.read(|_| true);
@@ -131,7 +164,7 @@ fn monitors_come_and_go_with_their_vms() {
 #[test]
 fn two_vms_with_one_monitor_have_none() {
     let address = Address::Qmp(PathBuf::from("/nowhere"));
-    let mut monitors = Monitors::default();
+    let mut monitors = Monitors::new(FOR_EVER);
     let both = [("a".to_owned(), address.clone()), ("b".to_owned(), address.clone())].into();
     monitors.keep(&both);
     let said = monitors.read(|_| true);
@@ -154,9 +187,24 @@ fn one_that_panics_is_asked_again() {
             panic!("always");
         }
     }
-    let mut monitors = Monitors::with_patience(FOR_EVER);
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
     monitors.add("a", &Address::Libvirt("a".into()), Box::new(Panics(false)));
     assert_eq!(why(&monitors.read(|_| true)["a"]), "asking its monitor panicked");
     assert_eq!(monitors.read(|_| true)["a"], memory(1));
     assert_eq!(monitors.set_bytes("a", 1), Err("telling its monitor panicked".into()));
+}
+
+#[test]
+fn an_answer_of_a_former_monitor_counts_for_nobody() {
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
+    let former = add(&mut monitors, "a");
+    former.says.send(memory(1)).unwrap();
+    monitors.begin("a", Call::Read);
+    let ended = monitors.ended.recv().unwrap();
+    let present = add(&mut monitors, "a");
+    monitors.sender.send(ended).unwrap();
+    present.says.send(memory(2)).unwrap();
+    assert!(monitors.begin("a", Call::Read));
+    monitors.wait(["a".to_owned()].into(), FOR_EVER);
+    assert_eq!(monitors.all["a"].said(Instant::now(), FOR_EVER), memory(2));
 }

@@ -1,9 +1,9 @@
 //! Steps that end half-way: what a guest was to give, or to get, is not lost to it.
 
-use super::balloon::{Manner, signed};
+use super::balloon::{Guest, Manner, signed, with_guests};
 use super::guests::{HOME, phase, run_round, sizes, two};
-use super::world::{Nature, UNIT, World};
-use crate::planner::{Phase, Side};
+use super::world::{Nature, Process, Shape, UNIT, World};
+use crate::planner::{Move, Phase, Planner, Side};
 use std::time::Duration;
 
 /// Checks that the guest of `vm1` has its memory, but for what it lends.
@@ -70,6 +70,31 @@ fn help_that_was_not_passed_on_comes_later() {
 }
 
 #[test]
+fn a_balloon_that_is_told_again_uses_up_no_help() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let lent = HOME - sizes(&world)[1].0;
+    assert!(lent > 10, "{:?}", sizes(&world));
+    let mut record = world.planner.record();
+    record.guests.get_mut("vm1").unwrap().is_untold = true;
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    let steps = world.steps.len();
+    world.run(2, |_| {});
+    let told = |world: &World| told(world, steps);
+    let [(first, same)] = told(&world)[..] else { panic!("{:?}", told(&world)) };
+    assert_eq!(same, (HOME - lent) * UNIT);
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(1, |_| {});
+    let [_, (second, more)] = told(&world)[..] else { panic!("{:?}", told(&world)) };
+    assert!(second - first < world.settings.window, "{first:?} {second:?}");
+    assert_eq!(more, (HOME - lent + 10) * UNIT, "half of the reserve");
+    // That is used up then.
+    world.run(3, |_| {});
+    assert_eq!(told(&world).len(), 2, "{:?}", told(&world));
+}
+
+#[test]
 fn help_never_takes_memory_from_a_guest_that_took_it_back() {
     let mut world = two(190, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
@@ -87,13 +112,76 @@ fn help_never_takes_memory_from_a_guest_that_took_it_back() {
 
 #[test]
 fn a_guest_that_takes_back_a_little_again_and_again_ends_no_round_for_others() {
-    let mut world = two(170, [Manner::Honest, Manner::Nibbles]);
-    let least = std::cell::Cell::new(HOME);
-    run_round(&mut world, |world| {
-        assert!(world.taken_of_host() <= signed(60 * UNIT));
-        least.set(least.get().min(world.guests["vm0"].actual / UNIT));
-    });
-    assert_eq!((least.get(), sizes(&world)[0].0), (HOME - HOME / 2 / 4 * 3, HOME), "{:?}", sizes(&world));
+    for other in [Manner::Honest, Manner::Crawls] {
+        let mut world = two(170, [other, Manner::Nibbles]);
+        let least = std::cell::Cell::new(HOME);
+        run_round(&mut world, |world| {
+            assert!(world.taken_of_host() <= signed(60 * UNIT));
+            least.set(least.get().min(world.guests["vm0"].actual / UNIT));
+        });
+        assert_eq!(least.get(), HOME - HOME / 2 / 4 * 3, "{:?}", sizes(&world));
+        // One that crawls is given up before it has all back.
+        assert!(sizes(&world)[0].0 == HOME || other == Manner::Crawls, "{:?}", sizes(&world));
+        let told = told(&world, 0);
+        let takes = told.windows(2).filter(|two| two[1].1 < two[0].1).count();
+        assert!(takes <= 5, "it lends again at once: {told:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_takes_all_back_while_others_lend_does_not_end_that() {
+    let mut world = two(170, [Manner::Crawls, Manner::Honest]);
+    // Its tier has what it lent in the first step.
+    while world.processes["vm1"].granted == 20 {
+        world.run(1, |_| {});
+    }
+    let looks = world.looks;
+    world.guest("vm1").manner = Manner::Grabs(looks);
+    let mut least = HOME;
+    while phase(&world) == Phase::Lend {
+        world.run(1, |_| {});
+        least = least.min(world.guests["vm0"].actual / UNIT);
+    }
+    assert_eq!(least, HOME - HOME / 2 / 4 * 3);
+}
+
+#[test]
+fn a_step_of_a_guest_that_is_short_of_memory_is_dropped() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_a_step(&mut world);
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(1, |_| {});
+    let moves = world.planner.record().intent.map(|intent| intent.moves).unwrap_or_default();
+    let is_taken_from = |change: &Move| change.vm == "vm1" && change.takes() && change.is_open();
+    assert!(!moves.iter().any(is_taken_from), "{moves:#?}");
+}
+
+#[test]
+fn what_somebody_else_takes_before_a_round_is_not_lent_in_it() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.process("vm0").shape = Shape::Flat(50);
+    run_round(&mut world, |_| {});
+    assert_eq!(sizes(&world)[1].0, HOME);
+    let guest = world.guest("vm1");
+    (guest.target, guest.actual, guest.resident) = (100 * UNIT, 100 * UNIT, 100 * UNIT);
+    let steps = world.steps.len();
+    world.run(400, |_| {});
+    assert!(!told(&world, steps).is_empty(), "there was no second round");
+    assert_eq!(world.planner.record().guests["vm1"].base_bytes, 100 * UNIT);
+}
+
+#[test]
+fn what_one_guest_is_promised_no_other_one_gets() {
+    let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
+    let vms = vec![Process::new(Shape::Cliff(270), Nature::Honest, 10), flat(), flat(), flat()];
+    let mut world = World::with(with_guests(60, 20), vms);
+    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1..].iter().all(|(guest, _)| *guest + 10 <= HOME), "{:?}", sizes(&world));
+    ["vm1", "vm2", "vm3"].iter().for_each(|name| world.guest(name).manner = Manner::Short(0, u32::MAX));
+    // What the host has is checked before each command.
+    world.run(1, |_| {});
+    assert!(world.taken_of_host() <= signed(60 * UNIT), "{:?}", sizes(&world));
 }
 
 #[test]
@@ -153,4 +241,44 @@ fn a_successor_leaves_the_same_balloons_alone() {
     world.at.unix_s -= 500_000;
     world.run(70, |_| {});
     assert!(!why(&world).contains("a former daemon"), "{}", why(&world));
+}
+
+/// Returns when the balloon of `vm1` was told something after so many steps, and what.
+fn told(world: &World, steps: usize) -> Vec<(Duration, u64)> {
+    let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1" && step.side == Side::Guest);
+    told.map(|(at, step)| (*at, step.bytes)).collect()
+}
+
+#[test]
+fn a_guest_is_helped_once_in_a_window() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let steps = world.steps.len();
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(60, |_| {});
+    let told = told(&world, steps);
+    assert!(told.len() > 1 && told.is_sorted_by_key(|(_, bytes)| *bytes), "{told:?}");
+    assert!(told.windows(2).all(|two| two[1].0 - two[0].0 >= world.settings.window), "{told:?}");
+}
+
+#[test]
+fn a_balloon_that_cannot_be_told_is_told_again_once_in_a_window_and_is_on_record_until_then() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let mut record = world.planner.record();
+    let sizes = record.guests.get_mut("vm1").unwrap();
+    (sizes.is_untold, sizes.asked_bytes) = (true, sizes.base_bytes);
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    // Nor is it forgotten while its VM is not there.
+    let process = world.processes.remove("vm1").unwrap();
+    world.run(2, |_| {});
+    assert!(world.planner.record().guests["vm1"].is_untold);
+    world.processes.insert("vm1".into(), process);
+    let steps = world.steps.len();
+    world.is_full = true;
+    world.run(14, |_| {});
+    let told = told(&world, steps);
+    assert!(told.len() > 1, "{told:?}");
+    assert!(told.windows(2).all(|two| two[1].0 - two[0].0 >= world.settings.window), "{told:?}");
 }

@@ -131,6 +131,8 @@ pub struct World {
     pub kills: BTreeMap<usize, (bool, Duration)>,
     /// Whether the record cannot be written.
     pub is_full: bool,
+    /// VM whose file has a mistake.
+    pub misread: Option<String>,
 }
 
 pub fn settings() -> Settings {
@@ -165,6 +167,7 @@ impl World {
             guests: BTreeMap::new(),
             kills: BTreeMap::new(),
             is_full: false,
+            misread: None,
         }
     }
 
@@ -238,7 +241,10 @@ impl World {
     pub fn heard(&self) -> Vec<Heard> {
         let heard = |(name, process): (&String, &Process)| Heard {
             vm: name.clone(),
-            limits: Ok(process.limits),
+            limits: match self.misread.as_ref() == Some(name) {
+                true => Err("its file has a mistake".into()),
+                false => Ok(process.limits),
+            },
             answer: self.answer(name, true),
         };
         self.processes.iter().map(heard).collect()
