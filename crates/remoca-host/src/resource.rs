@@ -31,13 +31,13 @@ impl Resource {
         }
     }
 
-    /// Returns the wanted and the granted size, in bytes.
+    /// Returns the wanted and the granted size, in bytes. What servers may have granted counts as granted.
     #[must_use]
     pub fn sizes(self, status: &Status) -> (u64, u64) {
         let cache = &status.cache;
         match self {
-            Self::Cache => (cache.wanted_bytes, cache.granted_bytes),
-            Self::Local => (cache.local_wanted_bytes, cache.local_granted_bytes),
+            Self::Cache => (cache.wanted_bytes, cache.granted_bytes.max(cache.granted_at_most_bytes)),
+            Self::Local => (cache.local_wanted_bytes, cache.local_granted_bytes.max(cache.local_granted_at_most_bytes)),
         }
     }
 
@@ -157,6 +157,16 @@ mod tests {
         status.pools = serde_json::from_value(pools).unwrap();
         status.counters = [("hit_blocks".to_owned(), 100), ("missed_blocks".to_owned(), 9)].into();
         status
+    }
+
+    #[test]
+    fn what_a_server_may_have_granted_counts() {
+        let mut status = tiered(2 * MIB);
+        assert_eq!(Resource::Local.sizes(&status), (2 * MIB, 2 * MIB));
+        status.cache.local_granted_at_most_bytes = 3 * MIB;
+        status.cache.granted_at_most_bytes = 9 * MIB;
+        assert_eq!(Resource::Local.sizes(&status), (2 * MIB, 3 * MIB));
+        assert_eq!(Resource::Cache.sizes(&status), (8 * MIB, 9 * MIB));
     }
 
     #[test]

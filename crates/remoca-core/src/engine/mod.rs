@@ -125,10 +125,13 @@ pub struct EngineStatus {
     pub wanted: PageCount,
     /// Size that all servers granted, without the local tier.
     pub granted: PageCount,
+    /// Largest size that they may have granted, before they have answered.
+    pub granted_at_most: PageCount,
     /// Size of the local tier that the operator wants.
     pub local_wanted: PageCount,
     /// Size of the local tier that its server granted.
     pub local_granted: PageCount,
+    pub local_granted_at_most: PageCount,
     /// Pools with a session.
     pub pools: Vec<PoolStatus>,
     pub slots: SlotCounts,
@@ -323,8 +326,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             connected: self.pools.is_up(),
             wanted: self.pools.wanted(),
             granted: self.pools.granted(false),
+            granted_at_most: self.pools.granted_at_most(false),
             local_wanted: self.pools.local.wanted(),
             local_granted: self.pools.granted(true),
+            local_granted_at_most: self.pools.granted_at_most(true),
             pools: self.pool_statuses(),
             slots: self.index.slot_counts(),
             known_blocks: self.index.known_blocks(),

@@ -106,6 +106,11 @@ impl Size {
         self.granted
     }
 
+    /// Returns the largest size that the server may have granted: what it was asked for, as long as it has not answered.
+    pub(super) fn granted_at_most(&self) -> PageCount {
+        self.asked.map_or(self.granted, |asked| asked.npages.max(self.granted))
+    }
+
     /// Returns the share of the cache that the pool is to have.
     pub(super) fn share(&self) -> PageCount {
         self.share

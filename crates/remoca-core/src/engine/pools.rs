@@ -103,8 +103,17 @@ impl Pools {
 
     /// Returns the size that the servers of these pools have granted.
     pub(super) fn granted(&self, is_local: bool) -> PageCount {
+        self.sum(is_local, |pool| pool.size.granted())
+    }
+
+    /// Returns the largest size that these servers may have granted.
+    pub(super) fn granted_at_most(&self, is_local: bool) -> PageCount {
+        self.sum(is_local, |pool| pool.size.granted_at_most())
+    }
+
+    fn sum(&self, is_local: bool, size: impl Fn(&Pool) -> PageCount) -> PageCount {
         let of_tier = self.up().filter(|pool| pool.is_local() == is_local);
-        let sum: u64 = of_tier.map(|pool| u64::from(pool.size.granted().0)).sum();
+        let sum: u64 = of_tier.map(|pool| u64::from(size(pool).0)).sum();
         PageCount(u32::try_from(sum).unwrap_or(u32::MAX))
     }
 

@@ -148,9 +148,11 @@ fn cache_status(engine: &EngineStatus, stats: &EngineStats, local_server: Option
         enabled: engine.enabled,
         wanted_bytes: bytes(engine.wanted.0),
         granted_bytes: bytes(engine.granted.0),
+        granted_at_most_bytes: bytes(engine.granted_at_most.0),
         used_bytes: bytes(engine.slots.used),
         local_wanted_bytes: bytes(engine.local_wanted.0),
         local_granted_bytes: bytes(engine.local_granted.0),
+        local_granted_at_most_bytes: bytes(engine.local_granted_at_most.0),
         local_server,
         admission: match engine.admission {
             Admission::Evictions => "evictions".into(),

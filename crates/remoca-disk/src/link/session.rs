@@ -258,7 +258,8 @@ impl Session {
             return Err("it took memory back".into());
         }
         self.forget_connection(Some(socket));
-        if std::mem::take(&mut self.gave_up) {
+        // It may have granted what was asked for before its connection was lost.
+        if std::mem::take(&mut self.gave_up) || welcome.npages > self.granted {
             Frame::SetSize { request: OWN_REQUEST, npages: self.granted }.encode(self.out.following());
         }
         Ok(())

@@ -130,6 +130,9 @@ pub struct CacheStatus {
     /// Sizes without the local tier.
     pub wanted_bytes: u64,
     pub granted_bytes: u64,
+    /// Largest size that servers may have granted: what they were asked for and have not answered. Older processes do not tell it.
+    #[serde(default)]
+    pub granted_at_most_bytes: u64,
     /// Memory of all tiers that holds pages.
     pub used_bytes: u64,
     /// Sizes of the local tier.
@@ -137,6 +140,8 @@ pub struct CacheStatus {
     pub local_wanted_bytes: u64,
     #[serde(default)]
     pub local_granted_bytes: u64,
+    #[serde(default)]
+    pub local_granted_at_most_bytes: u64,
     /// Endpoint of the server that has the local tier, or would be asked for one; `None` of a process without memory servers.
     #[serde(default)]
     pub local_server: Option<String>,

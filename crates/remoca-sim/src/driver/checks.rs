@@ -115,6 +115,7 @@ impl World<'_> {
                 return Err(Violation::new(Promise::NothingLeft, text));
             }
         }
+        self.check_local_size()?;
         if self.agent.as_ref().is_some_and(|agent| !agent.is_idle()) {
             return Err(Violation::new(Promise::NothingLeft, "a message to the port is not answered"));
         }

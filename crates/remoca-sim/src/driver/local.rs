@@ -200,6 +200,21 @@ impl World<'_> {
         self.schedule(at - self.now, Event::ToClient(connection, frame));
     }
 
+    /// Checks, with nothing under way, that the driver knows of all memory that it was granted.
+    pub(super) fn check_local_size(&mut self) -> Outcome {
+        let Some(process) = &mut self.process else { return Ok(()) };
+        let known = process.driver.snapshot().cache.local_granted_bytes / PAGE_SIZE_U64;
+        let number = self.plan.conditions.servers;
+        let newest = self.connections.iter().rfind(|connection| connection.server == number && connection.is_open());
+        match newest.and_then(|client| self.donors[number].granted(client)) {
+            Some(granted) if u64::from(granted.0) != known => {
+                let text = format!("the local tier has {} pages, and the driver knows of {known}", granted.0);
+                Err(Violation::new(Promise::Useful, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that the driver uses no memory that it was not granted.
     pub(super) fn check_local(&mut self) -> Outcome {
         if self.has(Flaw::PagesForgotten) {

@@ -110,6 +110,11 @@ impl Donor {
         pool.memory.as_mut()?.limit(npages)
     }
 
+    /// Returns the size of a client's pool in the local tier, or `None` if it has none.
+    pub(super) fn granted(&self, client: &Connection) -> Option<PageCount> {
+        Some(self.pools.get(&client.token.0)?.memory.as_ref()?.granted())
+    }
+
     /// Takes back all memory above the limits without a word.
     pub(super) fn cut(&mut self) {
         self.pools.values_mut().filter_map(|pool| pool.memory.as_mut()).for_each(Memory::cut);

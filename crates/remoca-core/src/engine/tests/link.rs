@@ -77,12 +77,24 @@ fn a_server_may_claim_any_numbers() {
 fn a_refusal_leads_to_what_there_is_and_is_tried_again() {
     let mut bench = Bench::new(config());
     bench.greet(1, 0, 0);
+    let granted = |bench: &Bench| {
+        let status = bench.engine.status();
+        [status.granted, status.granted_at_most].map(|pages| pages.0)
+    };
     assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    assert_eq!(granted(&bench), [0, 8]);
     bench.engine.handle_size_refused(bench.now, SERVER, PageCount(5));
     assert_eq!(bench.actions(), [set_size(PageCount(5))]);
+    assert_eq!(granted(&bench), [0, 5]);
     bench.engine.handle_sized(bench.now, SERVER, PageCount(5));
     assert_eq!(bench.actions(), []);
-    assert_eq!(bench.engine.status().granted, PageCount(5));
+    assert_eq!(granted(&bench), [5, 5]);
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
+    assert_eq!(bench.actions(), [set_size(PageCount(2))]);
+    assert_eq!(granted(&bench), [5, 5]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(0));
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
+    assert_eq!(bench.actions(), []);
     let retry = bench.engine.next_deadline().expect("the rest is asked for later");
     bench.wait(retry.since_ns(bench.now));
     assert_eq!(bench.timer(), [set_size(PageCount(8))]);
