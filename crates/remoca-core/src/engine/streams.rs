@@ -27,8 +27,8 @@ use std::ops::Range;
 
 /// Distance within which a read continues the one before: 256 KiB.
 const NEAR: u64 = 256 << 10;
-/// Least cost of a seek, and the divisor of the cost of a read that continues whose quotient it must reach. Where a seek costs less,
-/// as with disks that have no moving parts, positions do not matter.
+/// What a read that does not continue must take longer than one that does, from its start to its end: this, and the cost of one that
+/// continues over this divisor. Where it takes less longer, as with disks that have no moving parts, positions do not matter.
 const SEEK_MIN_NS: u64 = 1_000_000;
 const SEEK_DIVISOR: u64 = 4;
 /// Number of cached blocks that are looked for at most: 64 MiB.
@@ -64,6 +64,9 @@ struct Disk {
     /// Costs of reads that continue, and of reads that do not.
     continued: Costs,
     apart: Costs,
+    /// Time from start to end of reads that continue. Where many are in flight it is more than they cost, and a disk that is merely far
+    /// away takes as long for any other read.
+    whole: Costs,
     /// End of the guest's last read, and the pages of the run that it is part of.
     run_end: u64,
     run_pages: u64,
@@ -184,7 +187,7 @@ impl Streams {
         disk.in_flight -= 1;
         let before = std::mem::replace(&mut disk.progress, now);
         if !is_ok {
-            (disk.continued, disk.apart) = (Costs::default(), Costs::default());
+            (disk.continued, disk.apart, disk.whole) = Default::default();
         }
         if !is_ok || !io.is_undisturbed {
             return;
@@ -192,7 +195,11 @@ impl Streams {
         let ns = now.since_ns(io.since.max(before));
         match io.continues_after {
             // The disk passes the gap as if it read it.
-            Some(gap) => disk.continued.note(pages(range) + gap / PAGE_SIZE_U64, ns),
+            Some(gap) => {
+                let pages = pages(range) + gap / PAGE_SIZE_U64;
+                disk.continued.note(pages, ns);
+                disk.whole.note(pages, now.since_ns(io.since));
+            }
             None => disk.apart.note(pages(range), ns),
         }
     }
@@ -281,13 +288,11 @@ impl Streams {
         let pools = self.pool(pool).costs.of(count.into())?;
         let disk = self.disk(disk);
         let continued = disk.continued.of(pages(range))?;
-        let seek = disk.apart.of(pages(range))?.saturating_sub(continued);
+        let (apart, whole) = (disk.apart.of(pages(range))?, disk.whole.of(pages(range))?);
+        let seek = apart.saturating_sub(continued);
         let is_stalled = disk.in_flight > 0 && now.since_ns(disk.progress) > (continued + seek) * STALL_FACTOR;
-        (seek >= SEEK_MIN_NS.max(continued / SEEK_DIVISOR) && !is_stalled).then_some(Compared {
-            pools,
-            continued,
-            seek,
-        })
+        let seeks = apart.saturating_sub(whole) >= SEEK_MIN_NS.max(continued / SEEK_DIVISOR);
+        (seeks && !is_stalled).then_some(Compared { pools, continued, seek })
     }
 
     /// Returns the route of a read that the disk is to answer.

@@ -93,6 +93,29 @@ fn a_quicker_pool_takes_over_where_it_saves_a_seek() {
     assert_eq!(track.route(900_000), StreamRoute::Pools, "the disk is elsewhere");
 }
 
+/// A disk at the other end of a network serves many reads at a time, each after the same time.
+#[test]
+fn a_disk_that_is_far_away_does_not_seek() {
+    let latency = 3_000 * US;
+    let mut track = Track { streams: Streams::new(true), now: Nanos(1) };
+    for number in 0..8 {
+        let far = (number + 1) * 1_000_000;
+        track.disk_reads(far, latency);
+        let begun: Vec<_> =
+            (1..33).map(|read| (far + read * PAGES, track.begin(far + read * PAGES, ReadReason::Needed))).collect();
+        track.now = track.now.plus_ns(latency);
+        for (block, io) in begun {
+            track.now = track.now.plus_ns(100 * US);
+            track.streams.end_io(track.now, DISK, at(block), &io, true);
+        }
+    }
+    for pool_ns in [20 * US, 1_276 * US] {
+        (0..64).for_each(|_| track.pool_reads(pool_ns));
+        track.disk_reads(500, latency);
+        assert_eq!(track.route(500 + PAGES), StreamRoute::Pools, "{pool_ns}");
+    }
+}
+
 #[test]
 fn pools_are_not_left_to_follow_a_hedge() {
     let mut track = Track::of(420 * US);
