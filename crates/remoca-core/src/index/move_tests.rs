@@ -156,11 +156,9 @@ fn a_page_that_moves_to_a_slot_without_room_is_dropped_in_both() {
     let mut crowded = crowd(smaller);
     let mut of = |at: u32| if matches!(at, 0..32 | 47) { crowded.next().unwrap() } else { content(1000 + at) };
     let contents: Vec<_> = (0..48).map(&mut of).collect();
-    for (at, content) in contents.iter().enumerate() {
-        index.learn(block(at as u64), *content);
-        assert!(
-            matches!(index.offer(*content, Place::Tail, PoolSet::ALL), Offer::Admitted(slot) if slot.0 == at as u32)
-        );
+    for (at, content) in (0..).zip(&contents) {
+        index.learn(block(at.into()), *content);
+        assert!(matches!(index.offer(*content, Place::Tail, PoolSet::ALL), Offer::Admitted(slot) if slot.0 == at));
     }
     index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
     assert!(!index.move_entries(47));
