@@ -166,8 +166,9 @@ impl Monitors {
         let (sender, patience) = (self.sender.clone(), self.patience);
         let (name, number) = (vm.to_owned(), known.number);
         let bytes = if let Call::Set(bytes) = call { Some(bytes) } else { None };
-        let began = thread::Builder::new().name("monitor".into()).spawn(move || {
-            let began = Instant::now();
+        // Its time runs while the thread has not begun, as that of the look does.
+        let began = Instant::now();
+        let thread = thread::Builder::new().name("monitor".into()).spawn(move || {
             let result = match call {
                 Call::Read => {
                     let panicked = |_| Err(Unusable::Silent("asking its monitor panicked".into()));
@@ -184,7 +185,7 @@ impl Monitors {
             // Nobody listens when the daemon ends.
             let _ = sender.send(Ended { vm: name, number, monitor, was_prompt, at, result });
         });
-        if let Err(error) = began {
+        if let Err(error) = thread {
             // The monitor went with the thread.
             known.monitor = Some(known.address.monitor());
             let why = format!("its monitor cannot be asked: {error}");
