@@ -142,9 +142,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
         }
         if request.pages != Pages::None {
-            let is_stream = io.reason == ReadReason::Stream;
-            *(if is_stream { &mut self.stats.covered_blocks } else { &mut self.stats.missed_blocks }) +=
-                block_count(range);
+            match io.reason {
+                ReadReason::Stream => self.stats.covered_blocks += block_count(range),
+                _ => self.stats.missed_blocks += block_count(range),
+            }
         }
         if clean {
             self.learn_read(id, request.disk, range, data);

@@ -125,12 +125,13 @@ pub struct EngineStatus {
     pub wanted: PageCount,
     /// Size that all servers granted, without the local tier.
     pub granted: PageCount,
-    /// Largest size that they may have granted, before they have answered.
+    /// Largest size that they may have granted: what they were asked for counts until they answer.
     pub granted_at_most: PageCount,
     /// Size of the local tier that the operator wants.
     pub local_wanted: PageCount,
     /// Size of the local tier that its server granted.
     pub local_granted: PageCount,
+    /// The same of the local tier.
     pub local_granted_at_most: PageCount,
     /// Pools with a session.
     pub pools: Vec<PoolStatus>,

@@ -91,7 +91,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.take_page(now, server, fetch, page, true)
     }
 
-    /// Does the same with a page that has not left for `server` yet. It says nothing about the server, which may hang.
+    /// Checks a page that has not left for `server` yet, as [`Self::handle_page`] does, and takes it for no answer of the server,
+    /// which may hang.
     pub fn handle_unsent_page(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId, page: &[u8]) -> PageOutcome {
         self.take_page(now, server, fetch, page, false)
     }

@@ -27,8 +27,9 @@ use std::ops::Range;
 
 /// Distance within which a read continues the one before: 256 KiB.
 const NEAR: u64 = 256 << 10;
-/// What a read that does not continue must take longer than one that does, from its start to its end: this, and the cost of one that
-/// continues over this divisor. Where it takes less longer, as with disks that have no moving parts, positions do not matter.
+/// Least difference between a read that does not continue and one that does, each from its start to its end; and the divisor of the cost
+/// of one that continues, which it must reach too. Where the difference is smaller, as with disks that have no moving parts, positions do
+/// not matter.
 const SEEK_MIN_NS: u64 = 1_000_000;
 const SEEK_DIVISOR: u64 = 4;
 /// Number of cached blocks that are looked for at most: 64 MiB.

@@ -5,7 +5,7 @@ use super::in_flight::InFlight;
 use super::poller::Source;
 use super::tiers::TierSizes;
 use crate::endpoints::Endpoints;
-use crate::link::{KnownServer, News, Received, ServerLink, Session, Size};
+use crate::link::{KnownServer, News, PageHere, Received, ServerLink, Session, Size};
 use remoca_core::engine::{Admitted, DiskEngine, FetchId, PageOutcome, PoolOffer, PoolSlot, PoolStatus, ServerNumber};
 use remoca_core::units::{Nanos, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_io::address::Endpoint;
@@ -148,13 +148,8 @@ impl Servers {
         false
     }
 
-    /// Returns whether the pool of a server is mapped.
-    pub(super) fn is_mapped(&mut self, server: ServerNumber) -> bool {
-        self.session(server).is_some_and(|session| session.is_mapped())
-    }
-
     /// Returns the page of a slot of a mapped pool, or one that has not left yet. Returns `None` if it is not there.
-    pub(super) fn read(&mut self, at: PoolSlot) -> Option<&[u8]> {
+    pub(super) fn read(&mut self, at: PoolSlot) -> Option<PageHere<'_>> {
         self.session(at.server)?.read(at.slot)
     }
 

@@ -75,7 +75,7 @@ fn a_demoted_page_is_copied_before_another_takes_its_place() {
     assert_eq!(servers.admit(Admitted { at: at(LOCAL, 3), demoted_to: None }, &old), 1, "it is there at once");
     assert_eq!(servers.admit(Admitted { at: at(LOCAL, 3), demoted_to: Some(at(REMOTE, 2)) }, &new), 1);
     assert!(servers.fetch(FetchId(1), at(LOCAL, 3)), "nothing is sent for it");
-    assert_eq!(servers.read(at(LOCAL, 3)), Some(&new[..]));
+    assert_eq!(servers.read(at(LOCAL, 3)), Some(PageHere::Mapped(&new)));
     assert_eq!((servers.flush(&host, LOCAL).unwrap(), servers.flush(&host, REMOTE).unwrap()), (0, 1));
     let mut bytes = [0; 2 * PAGE_SIZE];
     let count = rustix::io::read(&network.0.lock().unwrap()[1], &mut bytes).unwrap();

@@ -5,7 +5,7 @@
 
 use super::servers::pool_offer;
 use super::vm::Vm;
-use crate::link::News;
+use crate::link::{News, PageHere};
 use remoca_core::engine::{FetchId, Leaving, PageOutcome, PoolSlot, ServerNumber};
 use std::time::Instant;
 
@@ -96,14 +96,13 @@ impl Vm {
     /// Gets a page that this process has, of a mapped pool or one that has not left, and passes it on.
     pub(super) fn read_here(&mut self, fetch: FetchId, at: PoolSlot) {
         let Self { servers, engine, in_flight, host, .. } = self;
-        let is_mapped = servers.is_mapped(at.server);
         let page = servers.read(at);
         // The time that it took belongs to the latency of the pool.
         host.update();
         let Some(page) = page else { return engine.handle_missing(host.now(), at.server, fetch) };
-        let outcome = match is_mapped {
-            true => engine.handle_page(host.now(), at.server, fetch, page),
-            false => engine.handle_unsent_page(host.now(), at.server, fetch, page),
+        let (page, outcome) = match page {
+            PageHere::Mapped(page) => (page, engine.handle_page(host.now(), at.server, fetch, page)),
+            PageHere::Unsent(page) => (page, engine.handle_unsent_page(host.now(), at.server, fetch, page)),
         };
         if let PageOutcome::Deliver { request, offset } = outcome {
             in_flight.deliver(engine, request, offset, page);

@@ -21,7 +21,7 @@ mod sessions;
 pub use away::{KeptPool, News};
 pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, give_back, probe, return_pool};
 pub use memory::PoolMemory;
-pub use session::{Received, Session, Size, Traffic};
+pub use session::{PageHere, Received, Session, Size, Traffic};
 
 use crate::endpoints::{Endpoints, SERVERS_MAX};
 use crate::state::{Header, NUMBER_MAX, RosterEntry};

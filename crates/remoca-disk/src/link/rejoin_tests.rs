@@ -4,7 +4,7 @@ use super::super::away::BACKOFF_MAX;
 use super::super::connect::{AnswerTo, LinkError, Network};
 use super::super::mapped::OWN_REQUEST;
 use super::super::memory::tests::memory;
-use super::super::session::Received;
+use super::super::session::{PageHere, Received};
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
 use remoca_protocol::{Frame, PoolGeneration, SendCount, ServerId, Token, Welcome, decode};
@@ -124,7 +124,10 @@ fn write(link: &mut ServerLink, slot: u32) {
 fn read(link: &mut ServerLink, slot: u32) -> Option<u8> {
     let session = link.session_mut(SERVER).unwrap();
     assert!(session.begin_fetch(SlotIndex(slot)).is_none(), "a page of a mapped pool is not asked for");
-    session.read(SlotIndex(slot)).map(|page| page[0])
+    session.read(SlotIndex(slot)).map(|page| match page {
+        PageHere::Mapped(page) => page[0],
+        PageHere::Unsent(_) => panic!("a page of a mapped pool does not wait"),
+    })
 }
 
 /// The connection is lost. Returns the answer to an outstanding SETSIZE.

@@ -41,6 +41,15 @@ pub struct Traffic {
     pub taken_back: u64,
 }
 
+/// Page that this process has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageHere<'a> {
+    /// The page of a mapped pool's slot.
+    Mapped(&'a [u8]),
+    /// The page that was queued last for a slot, and has not left.
+    Unsent(&'a [u8]),
+}
+
 /// Outcome of a request for a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
@@ -150,10 +159,10 @@ impl Session {
     }
 
     /// Returns the page of a mapped pool's slot, or one that has not left yet. Returns `None` if it is not there.
-    pub fn read(&mut self, slot: SlotIndex) -> Option<&[u8]> {
+    pub fn read(&mut self, slot: SlotIndex) -> Option<PageHere<'_>> {
         let page = match &mut self.mapped {
-            Some(mapped) => mapped.read(slot).map(|page| &page[..]),
-            None => self.out.page(slot),
+            Some(mapped) => mapped.read(slot).map(|page| PageHere::Mapped(page)),
+            None => self.out.page(slot).map(PageHere::Unsent),
         };
         let count = if page.is_some() { &mut self.traffic.received } else { &mut self.traffic.taken_back };
         *count += 1;

@@ -103,7 +103,7 @@ fn a_page_that_has_not_left_is_not_requested() {
     let (mut session, _server) = session();
     queue(&mut session, 3..5);
     assert!(session.begin_fetch(SlotIndex(4)).is_none());
-    assert_eq!(session.read(SlotIndex(4)), Some(&[4; PAGE_SIZE][..]));
+    assert_eq!(session.read(SlotIndex(4)), Some(PageHere::Unsent(&[4; PAGE_SIZE])));
     assert!(session.begin_fetch(SlotIndex(5)).is_some());
     assert_eq!(session.flush().unwrap(), 2);
     assert!(session.begin_fetch(SlotIndex(4)).is_some());

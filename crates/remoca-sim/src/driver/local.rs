@@ -79,7 +79,7 @@ impl Memory {
     }
 
     /// Takes back what is above the limit without a word.
-    pub(super) fn cut(&mut self) {
+    pub(super) fn shrink(&mut self) {
         self.granted = self.granted.min(self.limit);
         self.punch(self.granted.0..PAGES);
     }
@@ -174,8 +174,8 @@ impl World<'_> {
                     if client.server == number && client.is_open() {
                         let told = self.donors[number].limit(client, PageCount(pages));
                         match self.has(Flaw::TakeBackIgnored) {
-                            true => self.local().cut(),
-                            false => told.into_iter().for_each(|frame| self.tell(connection, frame)),
+                            true => self.local().shrink(),
+                            false => told.into_iter().for_each(|frame| self.send_take_back(connection, frame)),
                         }
                     }
                 }
@@ -192,8 +192,8 @@ impl World<'_> {
         }
     }
 
-    /// Sends a frame to a client.
-    pub(super) fn tell(&mut self, connection: usize, frame: Vec<u8>) {
+    /// Sends a TAKEBACK to a client.
+    pub(super) fn send_take_back(&mut self, connection: usize, frame: Vec<u8>) {
         self.tally.taken_back += 1;
         let at = (self.now + self.latency()).max(self.connections[connection].to_client_ns);
         self.connections[connection].to_client_ns = at;

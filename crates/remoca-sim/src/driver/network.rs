@@ -59,7 +59,7 @@ impl World<'_> {
         };
         let memory = memory.map(|memory| answer.own(memory, Duration::ZERO)).transpose();
         let told = self.donors[self.connections[connection].server].take_back(&self.connections[connection]);
-        told.into_iter().for_each(|frame| self.tell(connection, frame));
+        told.into_iter().for_each(|frame| self.send_take_back(connection, frame));
         answer.give(match memory {
             Ok(memory) => Ok(Connected { socket: socket.into(), welcome, memory }),
             Err(error) => Err(LinkError::Memory(endpoint, error)),

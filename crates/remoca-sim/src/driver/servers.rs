@@ -116,8 +116,8 @@ impl Donor {
     }
 
     /// Takes back all memory above the limits without a word.
-    pub(super) fn cut(&mut self) {
-        self.pools.values_mut().filter_map(|pool| pool.memory.as_mut()).for_each(Memory::cut);
+    pub(super) fn shrink(&mut self) {
+        self.pools.values_mut().filter_map(|pool| pool.memory.as_mut()).for_each(Memory::shrink);
     }
 
     /// Returns what is to be told to a client that has more memory than it may have, or `None` if it does not.
