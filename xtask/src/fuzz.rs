@@ -92,7 +92,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
 ///
 /// # Errors
 /// The compiler's error, which it has already printed.
-pub fn build() -> Result<PathBuf, String> {
+fn build() -> Result<PathBuf, String> {
     let mut ask = Command::new("rustc");
     ask.args(["--print", "host-tuple"]);
     let platform = output(ask)?;

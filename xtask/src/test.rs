@@ -47,8 +47,6 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let (programs, lab) = build_tests()?;
     // These are mostly downloads, so they run in parallel with the next steps.
     let images = std::thread::spawn(move || build_for_guests(&lab));
-    // The fuzzer's linking and the chain of crates below leave processors free for each other.
-    let fuzzer = std::thread::spawn(crate::fuzz::build);
     for options in PROGRAMS {
         let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
         build.args(options).current_dir(project());
@@ -61,9 +59,6 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
         program.run(threads, &[])?;
     }
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
-    fuzzer.join().map_err(|_| "the fuzzer's build panicked")??;
-    // Only the seeds, not a search: a chance finding is not a fault of the tested change.
-    crate::fuzz::run(vec!["--seeds".into()])?;
     let _ = images.join();
     for program in guests {
         // One at a time, so that each guest has the machine to itself.
@@ -74,7 +69,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
 }
 
 /// Runs the tests that are ignored as [`LONG`], one at a time. Arguments are parts of the names of the tests to run; without
-/// arguments all run. Prints a table of them at the end.
+/// arguments all run, and the seeds of the fuzzer. Prints a table of them at the end.
 ///
 /// # Errors
 /// The names of the steps that failed.
@@ -101,6 +96,11 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
                 failed.extend(result.err());
             }
         }
+    }
+    if wanted.is_empty() {
+        // A build of its own for seeds that `make test` tries without it. Only these, not a search: a chance finding is not a fault of
+        // the tested change.
+        failed.extend(crate::fuzz::run(vec!["--seeds".into()]).err());
     }
     let minutes = started.elapsed().as_secs_f64() / 60.0;
     println!("{table}the long tests took {minutes:.1} minutes, {} failed", failed.len());

@@ -8,12 +8,15 @@ use crate::vm::save_figures;
 use crate::wanted;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use remoca_core::engine::EVICTED_BATCH;
 use remoca_core::fingerprint::Fingerprint;
 use remoca_core::index::{CacheIndex, Layout, Offer, Place};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount, PoolIndex, PoolSet};
 use remoca_io::words::IndexMemory;
 use remoca_lab::figures::{Figure, Spread};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
+use std::fs::File;
 
 /// Pool that has all pages.
 const POOL: PoolIndex = PoolIndex(0);
@@ -34,6 +37,9 @@ pub struct IndexBenchArgs {
     /// Rounds that these operations are divided into
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// Leave the index in small pages, as on a host that has no huge ones
+    #[arg(long)]
+    small_pages: bool,
 }
 
 /// Runs the benchmark and prints its table.
@@ -41,7 +47,7 @@ pub struct IndexBenchArgs {
 /// # Errors
 /// If the index does not admit or find what it should, or the figures cannot be written.
 pub fn run(args: &IndexBenchArgs) -> Result<()> {
-    let mut figures = figures(args.entries, args.operations, args.rounds)?;
+    let mut figures = figures(args.entries, args.operations, args.rounds, !args.small_pages)?;
     figures.insert(0, memory_figure());
     print!("{}", wanted::table_of(&figures));
     save_figures("index", &figures, &())
@@ -53,12 +59,12 @@ pub fn memory_figure() -> Figure {
     Figure::single("P6", bytes as f64 / 1e6).beside("bytes_per_page_of_cache", bytes as f64 / f64::from(GIB_PAGES))
 }
 
-/// Measures the figures of P7. Each round has its share of the operations.
+/// Measures the figures of P7. Each round has its share of the operations. The index is in huge pages if `huge`, as that of a VM process.
 ///
 /// # Errors
 /// If the index does not admit or find what it should.
-pub fn figures(entries: u32, operations: u32, rounds: usize) -> Result<Vec<Figure>> {
-    let mut bench = Bench::new(entries)?;
+pub fn figures(entries: u32, operations: u32, rounds: usize, huge: bool) -> Result<Vec<Figure>> {
+    let mut bench = Bench::new(entries, huge)?;
     println!(
         "P7: {entries} pages cached, index of {:.0} MB; ns of CPU time per operation",
         mega(bench.index.region_bytes())
@@ -97,6 +103,7 @@ fn mega(bytes: usize) -> f64 {
 
 struct Bench {
     index: CacheIndex<IndexMemory>,
+    huge: bool,
     entries: u32,
     /// Number of the next block that was never seen.
     fresh: u32,
@@ -105,13 +112,13 @@ struct Bench {
 
 impl Bench {
     /// Fills the cache, and then the known blocks that the guest holds.
-    fn new(entries: u32) -> Result<Self> {
+    fn new(entries: u32, huge: bool) -> Result<Self> {
         let layout = Layout::new(PageCount(entries), PageCount(GIB_PAGES), 1);
-        let mut index = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
+        let mut index = CacheIndex::new(memory(layout.words(), huge)?, layout, 7, ZERO);
         index.take_up_disk(DiskIndex(0), 1 << 50);
         index.aim(POOL, PageCount(entries));
         index.resize(POOL, u32::MAX, |_| {});
-        let mut this = Self { index, entries, fresh: 0, random: 1 };
+        let mut this = Self { index, huge, entries, fresh: 0, random: 1 };
         for number in 0..entries {
             this.index.learn(block(number), content(number));
             ensure!(
@@ -194,12 +201,14 @@ impl Bench {
             learns.start();
             (first..self.fresh).for_each(|number| self.index.learn(block(number), content(number)));
             learns.stop();
+            let contents: Vec<_> = (first..self.fresh).map(content).collect();
             offers.start();
-            let admitted = (first..self.fresh)
-                .filter(|number| {
-                    matches!(self.index.offer(content(*number), Place::Tail, PoolSet::ALL), Offer::Admitted(_))
-                })
-                .count();
+            let mut admitted = 0;
+            for contents in contents.chunks(EVICTED_BATCH) {
+                self.index.prefetch_contents(contents);
+                let offers = contents.iter().map(|content| self.index.offer(*content, Place::Tail, PoolSet::ALL));
+                admitted += offers.filter(|offer| matches!(offer, Offer::Admitted(_))).count();
+            }
             offers.stop();
             ensure!(admitted == BATCH, "a known page was not admitted");
         }
@@ -210,7 +219,7 @@ impl Bench {
     /// Moves the index into a region for twice the cache. Returns the longest turn in microseconds.
     fn moves(&mut self) -> Result<f64> {
         let layout = self.index.layout().resized(PageCount(self.entries * 2), PageCount(GIB_PAGES));
-        let target = CacheIndex::new(IndexMemory::new(layout.words())?, layout, 7, ZERO);
+        let target = CacheIndex::new(memory(layout.words(), self.huge)?, layout, 7, ZERO);
         self.index.begin_move(target);
         let mut times = Times::new();
         loop {
@@ -230,6 +239,16 @@ impl Bench {
         println!("{:44} {:6.0} us", "the last turn", last as f64 / 1e3);
         Ok(last.max(times.longest) as f64 / 1e3)
     }
+}
+
+/// Returns memory for an index, of a file in memory as that of a VM process.
+fn memory(words: usize, huge: bool) -> Result<IndexMemory> {
+    let file = File::from(memfd_create("index", MemfdFlags::CLOEXEC)?);
+    // Before the index, a state file has a header.
+    let header = 4096;
+    file.set_len(header + words as u64 * 4)?;
+    let map = if huge { IndexMemory::allocate } else { IndexMemory::of_file };
+    Ok(map(&file, header, words)?)
 }
 
 /// Times of batches.

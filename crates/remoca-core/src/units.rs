@@ -66,8 +66,15 @@ impl PoolSet {
     }
 
     /// Returns the pools of the set, lowest number first.
+    #[inline]
     pub fn iter(self) -> impl Iterator<Item = PoolIndex> {
-        PoolIndex::all().filter(move |pool| self.contains(*pool))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            // Of no pool it would be the number of bits.
+            let first = u8::try_from(left.trailing_zeros()).ok().filter(|_| left != 0)?;
+            left &= left - 1;
+            Some(PoolIndex(first))
+        })
     }
 }
 

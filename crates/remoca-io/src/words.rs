@@ -1,18 +1,57 @@
 //! The memory of the index. It is a private mapping, or a part of the state file that outlives the process.
+//!
+//! Each access of a large index is to another page of it, and the processor knows the places of few pages. So it is in huge pages where
+//! the system has them: nothing else depends on that.
 
 use crate::undumped;
-use rustix::mm::{MapFlags, MlockFlags, ProtFlags, mlock_with, mmap, mmap_anonymous, munmap};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags, madvise, mlock_with, mmap, mmap_anonymous, munmap};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+/// Size of a huge page. Where the system has another one, the index is in small pages.
+const HUGE_PAGE: usize = 2 << 20;
+
+/// Addresses that nothing else uses.
+struct Reserved {
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl Reserved {
+    /// Reserves addresses for `bytes` bytes, wherever among them they begin.
+    fn new(bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags)? };
+        Ok(Self { start, bytes })
+    }
+
+    /// Returns the first address that is as far behind the start of a huge page as byte `offset` of a file.
+    fn address_of(&self, offset: u64) -> io::Result<*mut c_void> {
+        let within = usize::try_from(offset % HUGE_PAGE as u64).map_err(io::Error::other)?;
+        Ok(self.start.wrapping_byte_add((within + HUGE_PAGE - self.start.addr() % HUGE_PAGE) % HUGE_PAGE))
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // SAFETY: these addresses are ours alone, and whoever has what is mapped there has this value too.
+        let _ = unsafe { munmap(self.start, self.bytes) };
+    }
+}
+
 /// A mapping of 32-bit words, initially zero unless they belong to a file.
 pub struct IndexMemory {
     start: NonNull<u32>,
     words: usize,
     outlives_process: bool,
+    /// Addresses of the mapping, which ends with them.
+    _reserved: Reserved,
 }
 
 // SAFETY: the mapping belongs to this value alone, and memory is the same for all threads.
@@ -27,26 +66,55 @@ impl IndexMemory {
     pub fn new(words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).ok_or(io::ErrorKind::OutOfMemory)?;
         check_available(bytes)?;
-        // SAFETY: a new private mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
-        };
-        Self::of_mapping(start, words, false)
+        let reserved = Reserved::new(bytes)?;
+        let (start, access) = (reserved.address_of(0)?, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: these addresses were reserved for this mapping, so nothing else is there.
+        let start = unsafe { mmap_anonymous(start, bytes, access, MapFlags::PRIVATE | MapFlags::FIXED)? };
+        // SAFETY: the mapping was just made, and the advice changes nothing of what it holds.
+        if let Err(error) = unsafe { madvise(start, bytes, Advice::LinuxHugepage) } {
+            tracing::debug!("the index is in small pages: {error}");
+        }
+        Self::of_mapping(reserved, start, words, false)
     }
 
     /// Maps `words` words of `file` from byte `offset` on. The file must contain them, and no other process may change
     /// them or truncate the file.
     pub fn of_file(file: &File, offset: u64, words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(4).filter(|bytes| *bytes > 0).ok_or(io::ErrorKind::InvalidInput)?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, offset)? };
-        Self::of_mapping(start, words, true)
+        let reserved = Reserved::new(bytes)?;
+        let (start, access) = (reserved.address_of(offset)?, ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: these addresses were reserved for this mapping, so nothing else is there.
+        let start = unsafe { mmap(start, bytes, access, MapFlags::SHARED | MapFlags::FIXED, file, offset)? };
+        Self::of_mapping(reserved, start, words, true)
+    }
+
+    /// Maps `words` words of `file` from byte `offset` on, as [`Self::of_file`] does, and allocates memory for all of them: in huge
+    /// pages as far as the system has some (none before Linux 6.1, or with `shmem_enabled` at `deny`). Nothing may be there yet.
+    ///
+    /// # Errors
+    /// If there is no room.
+    pub fn allocate(file: &File, offset: u64, words: usize) -> io::Result<Self> {
+        let memory = Self::of_file(file, offset, words)?;
+        let (length, huge) = (memory.bytes(), HUGE_PAGE as u64);
+        // To join small pages that are all there takes ten times as long as to fill what is missing beside one.
+        for at in (offset.next_multiple_of(huge)..).step_by(HUGE_PAGE).take_while(|at| at + huge <= offset + length) {
+            fallocate(file, FallocateFlags::empty(), at, 1)?;
+        }
+        // SAFETY: the mapping belongs to this value, and what it holds stays the same.
+        if unsafe { libc::madvise(memory.start.as_ptr().cast(), words * 4, libc::MADV_COLLAPSE) } != 0 {
+            tracing::debug!("the index is in small pages: {}", io::Error::last_os_error());
+        }
+        fallocate(file, FallocateFlags::empty(), offset, length)?;
+        Ok(memory)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.words as u64 * 4
     }
 
     /// Wraps a new mapping. Pages that were touched stay in memory, if the system allows that: each read of the guest
     /// looks into the index on the I/O thread, which must not wait for a swap device.
-    fn of_mapping(start: *mut c_void, words: usize, outlives_process: bool) -> io::Result<Self> {
+    fn of_mapping(reserved: Reserved, start: *mut c_void, words: usize, outlives_process: bool) -> io::Result<Self> {
         // SAFETY: the mapping was just made, has so many words, and belongs to the caller.
         unsafe { undumped::leave_out(start, words * 4) };
         // SAFETY: the same; locking changes nothing of what it holds.
@@ -54,7 +122,7 @@ impl IndexMemory {
             tracing::debug!("the index can be swapped out: {error}");
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, words, outlives_process })
+        Ok(Self { start, words, outlives_process, _reserved: reserved })
     }
 
     /// Returns whether the words remain available to a successor of the process.
@@ -97,9 +165,64 @@ impl DerefMut for IndexMemory {
     }
 }
 
-impl Drop for IndexMemory {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone and nothing borrows it any more.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.words * 4) };
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    /// Returns how many bytes of the mapping that contains `address` are in huge pages.
+    fn huge_bytes(address: usize) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut is_here, mut huge) = (false, 0);
+        for line in maps.lines() {
+            let mut words = line.split_whitespace();
+            let first = words.next().unwrap_or_default();
+            if let Some((start, end)) = first.split_once('-') {
+                let parse = |text| usize::from_str_radix(text, 16).unwrap();
+                is_here = (parse(start)..parse(end)).contains(&address);
+            } else if is_here && ["ShmemPmdMapped:", "FilePmdMapped:", "AnonHugePages:"].contains(&first) {
+                huge += words.next().unwrap().parse::<u64>().unwrap() << 10;
+            }
+        }
+        huge
+    }
+
+    #[test]
+    fn words_are_in_huge_pages_where_the_system_has_some_also_for_a_successor() {
+        let header = 3 * 4096;
+        // Two huge pages, and a part of one before and behind them.
+        let words = 3 * HUGE_PAGE / 4 + 5;
+        let file = File::from(rustix::fs::memfd_create("index", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+        file.set_len((header + words * 4) as u64).unwrap();
+        let mut memory = IndexMemory::allocate(&file, header as u64, words).unwrap();
+        assert_eq!(
+            file.metadata().unwrap().blocks() * 512,
+            (header + words * 4).next_multiple_of(4096) as u64 - header as u64
+        );
+        assert_eq!(memory.as_ptr().addr() % HUGE_PAGE, header, "as far from a huge page as in the file");
+        assert!(memory.iter().all(|word| *word == 0));
+        let value = |at: usize| u32::try_from(at).unwrap().wrapping_mul(0x9e37_79b9);
+        for (at, word) in memory.iter_mut().enumerate() {
+            *word = value(at);
+        }
+        // A host may have none left, or allow none.
+        let huge = huge_bytes(memory.as_ptr().addr());
+        assert!([0, HUGE_PAGE as u64, 2 * HUGE_PAGE as u64].contains(&huge), "{huge} bytes");
+        drop(memory);
+        let again = IndexMemory::of_file(&file, header as u64, words).unwrap();
+        assert!(again.iter().enumerate().all(|(at, word)| *word == value(at)));
+        assert_eq!(huge_bytes(again.as_ptr().addr()), huge);
+        assert!(again.outlives_process());
+    }
+
+    #[test]
+    fn addresses_that_were_reserved_are_given_back() {
+        let count = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+        let before = count();
+        for _ in 0..100 {
+            drop(IndexMemory::new(1000).unwrap());
+            drop(IndexMemory::new(HUGE_PAGE).unwrap());
+        }
+        assert!(count() < before + 50, "{before} mappings became {}", count());
     }
 }

@@ -79,7 +79,7 @@ fn servers(scale: &Scale) -> Result<Found> {
 
 fn indices(scale: &Scale) -> Result<Found> {
     let (entries, operations) = if scale.quick { (1 << 20, 1 << 16) } else { (16 << 20, 1 << 20) };
-    Ok(all(index::figures(entries, operations, scale.rounds)?))
+    Ok(all(index::figures(entries, operations, scale.rounds, true)?))
 }
 
 fn tags(scale: &Scale) -> Result<Found> {

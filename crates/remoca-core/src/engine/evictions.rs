@@ -5,15 +5,40 @@ use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place, Tiers};
 use crate::rules::Rule;
-use crate::units::{BlockId, PoolIndex, PoolSet};
+use crate::units::{BlockId, PAGE_SIZE, PoolIndex, PoolSet};
 use std::ops::DerefMut;
+
+/// Number of evicted pages that are copied out of guest memory before the first of them is judged.
+pub const EVICTED_BATCH: usize = 8;
+
+/// Content of an evicted page that the engine has seen.
+#[derive(Clone, Copy, Debug)]
+pub struct EvictedContent(Fingerprint);
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Judges an evicted `page` (4 KiB, copied out of guest memory), and counts the outcome. If this returns
     /// [`Evicted::Admit`], the caller must send the page.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {
+        self.handle_evicted_content(EvictedContent(self.prints.page(page)))
+    }
+
+    /// Returns the contents of at most [`EVICTED_BATCH`] evicted pages that were copied out of guest memory, in their order. Loads
+    /// what judging them will read, so that they wait for memory together.
+    pub fn look_at_evicted(&self, pages: &[[u8; PAGE_SIZE]]) -> [Option<EvictedContent>; EVICTED_BATCH] {
+        debug_assert!(pages.len() <= EVICTED_BATCH);
+        let mut contents = [self.prints.zero(); EVICTED_BATCH];
+        for (content, page) in contents.iter_mut().zip(pages) {
+            *content = self.prints.page(page);
+        }
+        self.index.prefetch_contents(&contents[..pages.len().min(EVICTED_BATCH)]);
+        std::array::from_fn(|at| (at < pages.len()).then_some(EvictedContent(contents[at])))
+    }
+
+    /// Judges an evicted page of this content, as [`Self::handle_evicted`] does. If this returns [`Evicted::Admit`], the caller must
+    /// send the page that the content is of.
+    pub fn handle_evicted_content(&mut self, content: EvictedContent) -> Evicted {
         self.admit.note_eviction();
-        let evicted = self.judge(page);
+        let evicted = self.judge(content.0);
         self.admit.count_evicted(evicted, &mut self.stats);
         evicted
     }
@@ -32,20 +57,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Judges the `page` (4 KiB, copied out of guest memory) that a frame held before a read overwrote it, and counts
     /// the outcome. If this returns [`Evicted::Admit`], the caller must send the page.
     pub fn handle_frame(&mut self, page: &[u8]) -> Evicted {
-        let evicted = self.judge(page);
+        let evicted = self.judge(self.prints.page(page));
         self.admit.count_frame(evicted, &mut self.stats);
         evicted
     }
 
-    /// Decides whether to admit an evicted page. It is admitted only if the disk is known to hold its content for some
-    /// block.
-    fn judge(&mut self, page: &[u8]) -> Evicted {
+    /// Decides whether to admit an evicted page of this content. It is admitted only if the disk is known to hold its content for
+    /// some block.
+    fn judge(&mut self, content: Fingerprint) -> Evicted {
         self.last_evicted = None;
         if !self.pools.is_enabled() {
-            self.note_ghost_eviction(page);
+            self.note_ghost_eviction(content);
             return Evicted::Dropped;
         }
-        let content = self.prints.page(page);
         if content == self.prints.zero() {
             return Evicted::Zero;
         }

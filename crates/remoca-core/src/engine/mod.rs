@@ -57,6 +57,7 @@ pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
+pub use evictions::{EVICTED_BATCH, EvictedContent};
 pub use policy::{Insertion, Policy, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;

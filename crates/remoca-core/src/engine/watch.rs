@@ -120,11 +120,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.last_evicted
     }
 
-    /// Notes that the guest evicted a page, where there is no cache.
-    pub(super) fn note_ghost_eviction(&mut self, page: &[u8]) {
+    /// Notes that the guest evicted a page of this content, where there is no cache.
+    pub(super) fn note_ghost_eviction(&mut self, content: Fingerprint) {
         if self.curves.is_on
             && let Some(contents) = &mut self.curves.contents
-            && let Some(block) = contents.take(self.prints.page(page))
+            && let Some(block) = contents.take(content)
         {
             self.curves.evicted(block);
         }

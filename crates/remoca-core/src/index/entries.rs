@@ -196,8 +196,9 @@ impl Entries {
         self.keys.site([half(0), half(4)])
     }
 
+    /// Returns the site of a content in the hash table of contents.
     #[inline]
-    fn content_site(&self, content: Fingerprint) -> Site {
+    pub(super) fn content_site(&self, content: Fingerprint) -> Site {
         self.contents.site_of_content(content)
     }
 
@@ -258,6 +259,22 @@ impl Entries {
     /// may be any.
     pub(super) fn candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
         self.keys.candidate(words, site)
+    }
+
+    /// Returns a word whose value depends on both lines of a site of a content, to load them.
+    pub(super) fn touch_content_site<M: Words>(&self, words: &M, site: Site) -> u32 {
+        self.contents.touch(words, site)
+    }
+
+    /// Returns the entry that a look-up of a content with this site examines first, or [`NONE`](super::layout::NONE). The entry
+    /// may be any.
+    pub(super) fn content_candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
+        self.contents.candidate(words, site)
+    }
+
+    /// Returns a word whose value depends on both lines of the block of an entry, to load them.
+    pub(super) fn touch_key<M: Words>(&self, words: &M, entry: u32) -> u32 {
+        self.keys.touch(words, self.key_site(self.key(words, entry)))
     }
 
     /// Returns a word whose value depends on all words of an entry, which may be in two cache lines, to load them.

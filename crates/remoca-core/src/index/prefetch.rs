@@ -4,6 +4,7 @@
 use super::layout::NONE;
 use super::table::BATCH;
 use super::{CacheIndex, Words};
+use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, PoolIndex};
 use std::hint::black_box;
 
@@ -21,6 +22,22 @@ impl<M: Words> CacheIndex<M> {
             let slots = || entries().filter(|entry| !self.nodes.has(*entry));
             black_box(slots().map(|slot| self.slots.touch_links(&self.words, slot)).fold(0, load));
             black_box(slots().map(|slot| self.slots.touch_neighbours(&self.words, slot)).fold(0, load));
+        }
+    }
+
+    /// Loads what offers of pages with these contents will read.
+    pub fn prefetch_contents(&self, contents: &[Fingerprint]) {
+        let load = |sum, word| sum ^ word;
+        for batch in contents.chunks(BATCH as usize) {
+            let sites = || batch.iter().map(|content| self.entries.content_site(*content));
+            black_box(sites().map(|site| self.entries.touch_content_site(&self.words, site)).fold(0, load));
+            let entries = || {
+                let entries = sites().map(|site| self.entries.content_candidate(&self.words, site));
+                entries.filter(|entry| *entry < self.entries.limit())
+            };
+            black_box(entries().map(|entry| self.entries.touch_entry(&self.words, entry)).fold(0, load));
+            // A page that is admitted takes the block along, so that the lines of the block change.
+            black_box(entries().map(|entry| self.entries.touch_key(&self.words, entry)).fold(0, load));
         }
     }
 

@@ -3,12 +3,13 @@
 use super::disk::Port;
 use super::host::Host;
 use super::intake::Intake;
-use remoca_core::engine::DiskEngine;
+use remoca_core::engine::{DiskEngine, EVICTED_BATCH};
 use remoca_core::units::PAGE_SIZE;
 use remoca_frontend::device::{Frontend, GuestRequest};
 use remoca_frontend::request::{CopyError, Outcome};
 use remoca_io::words::IndexMemory;
 use remoca_protocol::port::{self, AgentStats};
+use std::ops::Range;
 use std::time::Instant;
 
 /// The port of a VM.
@@ -17,14 +18,14 @@ pub(super) struct EvictionPort {
     agent: Option<AgentStats>,
     /// When the agent last reported; `None` if it has not since the guest attached the port.
     heard_at: Option<Instant>,
-    /// Copy of the page that was last read from guest memory.
-    page: Box<[u8; PAGE_SIZE]>,
+    /// Copies of the pages that were last read from guest memory.
+    pages: Box<[[u8; PAGE_SIZE]; EVICTED_BATCH]>,
 }
 
 impl EvictionPort {
     /// Returns an eviction port whose agent has not reported anything yet.
     pub(super) fn new(port: Option<Port>) -> Self {
-        Self { port, agent: None, heard_at: None, page: Box::new([0; PAGE_SIZE]) }
+        Self { port, agent: None, heard_at: None, pages: Box::new([[0; PAGE_SIZE]; EVICTED_BATCH]) }
     }
 
     /// Returns the port, or `None` if the VM has none.
@@ -107,23 +108,28 @@ impl EvictionPort {
         Ok(())
     }
 
-    /// Copies a page of a write out of guest memory before it is examined, because the guest may change it at any time.
-    /// Returns the page if it was evicted, or `None` if it holds statistics of the agent.
-    pub(super) fn take_page(
+    /// Copies the pages of a write from `offset` on out of guest memory before they are examined, because the guest may change
+    /// them at any time: at most [`EVICTED_BATCH`]. Returns how many were copied, and which of them is the first that was
+    /// evicted: statistics of the agent come before the others.
+    pub(super) fn take_pages(
         &mut self,
         request: &GuestRequest,
         start: u64,
         offset: usize,
         host: &Host,
-    ) -> Result<Option<&[u8]>, CopyError> {
-        request.copy_from_guest(offset, &mut self.page[..])?;
-        if start == 0 && offset == 0 {
-            if let Some(agent) = port::agent_stats(&self.page[..]) {
-                self.agent = Some(agent);
-                self.heard_at = Some(host.instant());
-            }
-            return Ok(None);
+    ) -> Result<Range<usize>, CopyError> {
+        let count = (request.data_length() - offset).div_ceil(PAGE_SIZE).min(EVICTED_BATCH);
+        request.copy_from_guest(offset, &mut self.pages.as_flattened_mut()[..count * PAGE_SIZE])?;
+        let is_report = start == 0 && offset == 0;
+        if let Some(agent) = port::agent_stats(&self.pages[0]).filter(|_| is_report) {
+            self.agent = Some(agent);
+            self.heard_at = Some(host.instant());
         }
-        Ok(Some(&self.page[..]))
+        Ok(usize::from(is_report)..count)
+    }
+
+    /// Returns the pages that [`Self::take_pages`] copied last.
+    pub(super) fn pages(&self) -> &[[u8; PAGE_SIZE]; EVICTED_BATCH] {
+        &self.pages
     }
 }

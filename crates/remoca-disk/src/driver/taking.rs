@@ -3,7 +3,7 @@
 use super::intake::Intake;
 use super::requests::{Group, Origin};
 use super::vm::Vm;
-use remoca_core::engine::{Evicted, GuestOp};
+use remoca_core::engine::{EVICTED_BATCH, Evicted, GuestOp};
 use remoca_core::units::{ByteRange, PAGE_SIZE};
 use remoca_frontend::device::GuestRequest;
 use remoca_frontend::request::{Operation, Outcome, ZeroRange};
@@ -121,15 +121,18 @@ impl Vm {
     }
 
     fn take_evictions(&mut self, request: &GuestRequest, start: u64) -> bool {
-        for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
-            let Ok(page) = self.guests.port_mut().take_page(request, start, offset, &self.host) else { return false };
-            let Some(page) = page else { continue };
-            if let Evicted::Admit(admitted) = self.engine.handle_evicted(page) {
-                let sent = self.servers.admit(admitted, page);
-                self.engine.handle_sent(admitted.at.server, sent);
+        for offset in (0..request.data_length()).step_by(EVICTED_BATCH * PAGE_SIZE) {
+            let taken = self.guests.port_mut().take_pages(request, start, offset, &self.host);
+            let Ok(evicted) = taken else { return false };
+            let contents = self.engine.look_at_evicted(&self.guests.port().pages()[evicted.clone()]);
+            for (at, content) in evicted.zip(contents.into_iter().flatten()) {
+                if let Evicted::Admit(admitted) = self.engine.handle_evicted_content(content) {
+                    let sent = self.servers.admit(admitted, &self.guests.port().pages()[at]);
+                    self.engine.handle_sent(admitted.at.server, sent);
+                }
+                self.in_flight.measured().record_eviction(self.host.now(), &self.engine);
+                self.execute();
             }
-            self.in_flight.measured().record_eviction(self.host.now(), &self.engine);
-            self.execute();
         }
         true
     }

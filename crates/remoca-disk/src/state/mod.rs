@@ -232,7 +232,7 @@ impl StateFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(_) => return Err(StateError::NotOurs(path.into())),
         }
-        Self::make(path, disks, words, 0)
+        Self::make(path, disks, words, IndexMemory::of_file)
     }
 
     /// Allocates the memory of these words of the index.
@@ -255,10 +255,15 @@ impl StateFile {
     /// # Errors
     /// If there is no room or memory for it, it cannot be created, or another process has locked a file beside `path`.
     pub fn create(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
-        Self::make(path, disks, words, words)
+        Self::make(path, disks, words, IndexMemory::allocate)
     }
 
-    fn make(path: &Path, disks: u16, words: usize, reserved: usize) -> Result<(Self, IndexMemory), StateError> {
+    fn make(
+        path: &Path,
+        disks: u16,
+        words: usize,
+        map: impl FnOnce(&File, u64, usize) -> io::Result<IndexMemory>,
+    ) -> Result<(Self, IndexMemory), StateError> {
         let start = Header::bytes(disks);
         let bytes = start + words as u64 * 4;
         let no_room = |error| StateError::NoRoom { path: path.into(), bytes, error };
@@ -268,9 +273,9 @@ impl StateFile {
         check_room(path, bytes).map_err(no_room)?;
         let file = open_file(&beside(path), OpenOptions::new().create_new(true)).map_err(system)?;
         let made = lock_whole(&file).and_then(|()| {
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, start + reserved as u64 * 4)?;
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, start)?;
             file.set_len(bytes)?;
-            Ok((Header::map(&file, disks)?, IndexMemory::of_file(&file, start, words)?))
+            Ok((Header::map(&file, disks)?, map(&file, start, words)?))
         });
         match made {
             Ok((header, memory)) => {

@@ -43,6 +43,29 @@ fn blocks_of_equal_content_share_a_slot_and_all_hit() {
 }
 
 #[test]
+fn pages_that_are_looked_at_together_are_judged_one_by_one() {
+    let read = || {
+        let mut bench = Bench::connected();
+        bench.do_from_disk(GuestOp::Read(blocks(3, 3)), &[page(1), page(2), page(3)].concat());
+        bench
+    };
+    let (mut one_by_one, mut together) = (read(), read());
+    let values = [1, 2, 1, 9, 0, 3, 2, 3];
+    let pages = values.map(|value| [value; PAGE_SIZE]);
+    let expected: Vec<_> = pages.iter().map(|page| one_by_one.engine.handle_evicted(page)).collect();
+    assert!(matches!(expected[..3], [Evicted::Admit(_), Evicted::Admit(_), Evicted::Duplicate]));
+    for count in [3, 5] {
+        let from = if count == 3 { 0 } else { 3 };
+        let contents = together.engine.look_at_evicted(&pages[from..from + count]);
+        assert_eq!(contents.iter().flatten().count(), count);
+        for (content, expected) in contents.into_iter().flatten().zip(&expected[from..]) {
+            assert_eq!(together.engine.handle_evicted_content(content), *expected);
+        }
+    }
+    assert_counted(&together);
+}
+
+#[test]
 fn a_full_way_to_the_server_drops_pages() {
     let mut bench = Bench::new(EngineConfig { send_window: 1, ..config() });
     bench.connect(1, 8, 0);

@@ -49,18 +49,24 @@ impl Slots {
     /// each in proportion to its size. So a page stays about as long in any of them as in one queue over all. Returns `None`
     /// if none of the pools has slots, or those that have are losing pages.
     pub(in crate::index) fn choose(&mut self, pools: PoolSet) -> Option<PoolIndex> {
-        let takes = |it: &PoolSlots| it.capacity > 0 && pools.contains(it.pool) && !it.is_losing();
-        let free = self.pools.iter().filter(|it| takes(it) && !it.needs_victim()).max_by_key(|it| it.free.count());
-        if let Some(free) = free {
-            return Some(free.pool);
+        let takes = |pool: &PoolIndex| {
+            let it = self.pool(*pool);
+            it.capacity > 0 && !it.is_losing()
+        };
+        let taking: PoolSet = pools.iter().filter(takes).collect();
+        let has_free = |pool: &PoolIndex| !self.pool(*pool).needs_victim();
+        let free = taking.iter().filter(has_free).max_by_key(|pool| self.pool(*pool).free.count());
+        if free.is_some() {
+            return free;
         }
         let mut sum = 0;
         let mut best: Option<(i64, PoolIndex)> = None;
-        for it in self.pools.iter_mut().filter(|it| takes(it)) {
+        for pool in taking.iter() {
+            let it = self.pool_mut(pool);
             sum += i64::from(it.capacity);
             it.credit += i64::from(it.capacity);
             if best.is_none_or(|(credit, _)| it.credit > credit) {
-                best = Some((it.credit, it.pool));
+                best = Some((it.credit, pool));
             }
         }
         let (_, pool) = best?;
