@@ -15,6 +15,7 @@ mod policy;
 mod rounds;
 mod server;
 mod sim;
+mod steps;
 mod streams;
 mod takeback;
 mod targets;

@@ -95,7 +95,7 @@ pub const WANTED: &[Wanted] = &[
         "median time of a hit while evicted pages fill a link of 1 Gbit, over that without them",
     ),
     most("A1.10-100mbit", 1.05, "", "the same, 100 Mbit"),
-    most("A2.3-hit", 1.005, "", "local hits, depth 32: CPU with miss-ratio curves over without"),
+    most("A2.3-hit", 1.005, "", "local hits: instructions of the VM process with miss-ratio curves over without"),
     most("A2.3-miss", 1.005, "", "the same, misses of a guest with an agent"),
     most("A2.3-evicted", 1.005, "", "the same, local hits with an evicted page for each"),
 ];

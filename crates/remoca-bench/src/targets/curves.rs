@@ -1,21 +1,34 @@
-//! What miss-ratio curves cost (row 2.3 of the design's anchors): CPU time of VM processes that keep them over that of processes that keep none, for the
-//! same work.
+//! What miss-ratio curves cost (row 2.3 of the design's anchors): instructions of VM processes that keep them over those of processes that keep none, for
+//! the same requests.
 //!
-//! Both are `remoca-ablation`, the latter with `--no-curves`. Each measurement has a new process, because the memory layout that a process happens to get
-//! makes it faster or slower for its whole life by more than curves cost. So the noise is that of two processes without curves.
+//! Both are `remoca-ablation`, the latter with `--no-curves`. The instructions of their I/O threads are counted one by one (`steps.rs`), outside the
+//! kernel: the kernel's share is missing in the denominator, so the ratio is greater than that of CPU time. The latter stands beside, by the share of
+//! CPU time that the same process spends outside the kernel.
 
 use super::scale::{Found, Scale};
 use crate::cpus::{Cpus, pin_this_thread};
 use crate::rounds::{Rounds, Side};
-use crate::vm::{Folder, Vm, VmOptions, memory_server, pinned, program};
+use crate::steps::{self, Steps};
+use crate::vm::{Folder, MemoryServer, Program, ServerOptions, Vm, VmOptions, pinned, program};
 use anyhow::{Context, Result, ensure};
 use remoca_io::control;
 use remoca_lab::figures::Figure;
-use remoca_protocol::control::{Command as Ask, Reply};
+use remoca_protocol::control::{Command as Ask, CurveStatus, Reply};
 
 /// Size of a local tier that holds the whole image.
-const TIER: &str = "128M";
+const TIER: &str = "512M";
+/// Memory of a server with room for that.
+const MEMORY: &str = "600M";
+/// Size of the image: a curve follows one block in 16 of it.
+const IMAGE_BYTES: u64 = 256 << 20;
+/// Reads that are begun together. The next ones begin when all of them have ended, so that a turn of the process has the same work
+/// each time. Where pages are evicted, those that were read are reported together.
 const DEPTH: usize = 32;
+/// Number of times that so many reads are counted, and that they are made before, at full speed.
+const COUNTED: usize = 3;
+const BEFORE: usize = 1_000;
+/// Maximum number of rounds: counts need fewer than times, and take longer.
+const ROUNDS_MAX: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -26,9 +39,6 @@ enum Kind {
     /// Reads that the local tier answers, and pages that an agent reports as evicted, one for each.
     Evicted,
 }
-
-/// Difference of two processes without curves above which the machine cannot tell what curves cost.
-const NOISE_MAX: f64 = 0.0025;
 
 /// Measures hits.
 pub fn hit(scale: &Scale) -> Result<Found> {
@@ -49,12 +59,14 @@ fn figure(id: &str, kind: Kind, scale: &Scale) -> Result<Figure> {
     let program =
         program("remoca-ablation", "cargo build --release -p remoca-cli --features ablation --bin remoca-ablation")?;
     let (folder, cpus) = (Folder::new()?, Cpus::choose()?);
-    let server = memory_server(&folder.0, &pinned(Some(cpus.behind)))?;
+    let prefix = pinned(Some(cpus.behind));
+    let options = ServerOptions { prefix: &prefix, memory: Some(MEMORY), ..ServerOptions::default() };
+    let server = MemoryServer::start(&folder.0, &options)?;
     let tier = server.local_endpoint();
     pin_this_thread(cpus.client)?;
     let image = folder.0.join("vm1.img").display().to_string();
-    let mut number = 0;
-    let times = Rounds::take(scale.rounds, |side| {
+    let (mut number, mut spent) = (0, Spent::default());
+    let counts = Rounds::take(scale.rounds.min(ROUNDS_MAX), |side| {
         number += 1;
         // The disk is as fast as the tier: with hedges it would be preferred.
         let mut arguments = vec!["--no-hedge".to_owned()];
@@ -69,55 +81,167 @@ fn figure(id: &str, kind: Kind, scale: &Scale) -> Result<Figure> {
             port: kind != Kind::Hit,
             inflight: true,
             processor: Some(cpus.server),
-            image_bytes: scale.image_bytes(),
+            environment: Some(steps::ENVIRONMENT),
+            image_bytes: if scale.quick { scale.image_bytes() } else { IMAGE_BYTES },
             // The first process makes it, and all read it.
             image: (number > 1).then_some(&image),
             ..VmOptions::default()
         };
         let mut vm = Vm::start(&folder.0, &format!("vm{number}"), &options)?;
-        let us = cpu_us(&mut vm, kind, scale)?;
-        ensure!(has_curve(&vm)? == (side == Side::Ours), "{side:?}: curves are kept, or not, against what was meant");
+        let count = instructions(&mut vm, kind, scale, cpus.server, &mut spent)?;
+        ensure!(
+            curve(&vm)?.is_some() == (side == Side::Ours),
+            "{side:?}: curves are kept, or not, against what was meant"
+        );
         vm.end()?;
-        Ok(us)
+        Ok(count)
     })?;
-    let noise = times.noise().context("nothing was measured")?.median - 1.0;
-    ensure!(
-        noise.abs() <= NOISE_MAX || scale.quick,
-        "two processes without curves differ by {:.2} %: this machine cannot tell half a percent now",
-        noise * 100.0
-    );
-    times.figure_with(id, "with_us", "without_us")
+    let figure = counts.figure_with(id, "with_instructions", "without_instructions")?;
+    let share = spent.share_outside_kernel();
+    let with_kernel = ((1.0 + (figure.value - 1.0) * share) * 1e4).round() / 1e4;
+    Ok(figure.beside("share_outside_kernel", (share * 100.0).round() / 100.0).beside("with_kernel", with_kernel))
 }
 
-/// Returns whether the VM process has a curve.
-fn has_curve(vm: &Vm) -> Result<bool> {
+/// Returns the curve of the VM process, if it keeps one.
+fn curve(vm: &Vm) -> Result<Option<Box<CurveStatus>>> {
     let reply = control::call(vm.control(), Ask::Curve { disk: None, grid: None })?;
-    Ok(matches!(reply, Reply::Curve(_)))
+    Ok(if let Reply::Curve(curve) = reply { Some(curve) } else { None })
 }
 
-/// Returns the CPU time of the VM process for each block, in microseconds.
-fn cpu_us(vm: &mut Vm, kind: Kind, scale: &Scale) -> Result<f64> {
-    let blocks = usize::try_from(vm.blocks())?;
+/// Returns the number of reads that the VM process's curve is made of, or 0 without one. It falls when a window ends.
+fn blocks_read(vm: &Vm) -> Result<f64> {
+    Ok(curve(vm)?.map_or(0.0, |curve| curve.blocks_read))
+}
+
+/// Returns the number of instructions of the VM process for each block. Adds the CPU time of the same work at full speed to `spent`.
+fn instructions(vm: &mut Vm, kind: Kind, scale: &Scale, processor: usize, spent: &mut Spent) -> Result<f64> {
     match kind {
         Kind::Hit => vm.fill()?,
         Kind::Miss => vm.evict_unknown()?,
         Kind::Evicted => vm.evict_all()?,
     }
-    let (before, hits_before) = (vm.process.cpu_time()?, vm.counter("hit_blocks")?);
-    let count = match kind {
-        Kind::Hit | Kind::Miss => vm.measure(DEPTH, scale.count(50_000), |_| {})?.len(),
-        Kind::Evicted => {
-            let times = scale.count(30) / 10;
-            for _ in 0..times {
-                vm.pass(DEPTH)?;
-                vm.evict_all()?;
-            }
-            blocks * times
-        }
+    let hits_before = vm.counter("hit_blocks")?;
+    let mut work = Work::new(vm.blocks());
+    let began = Spent::by(&vm.process)?;
+    work.run(vm, kind, scale.count(BEFORE))?;
+    spent.add(&Spent::by(&vm.process)?, &began);
+    let steps = Steps::of(&vm.process, processor)?;
+    // The first turns after it was stopped have more to do.
+    work.run(vm, kind, 1)?;
+    let mut count = || {
+        let were_read = blocks_read(vm)?;
+        let before = steps.at_rest()?;
+        let reads = work.run(vm, kind, if scale.quick { 1 } else { COUNTED })?;
+        let count = steps.at_rest()? - before;
+        anyhow::Ok((count as f64 / reads as f64, blocks_read(vm)? >= were_read))
     };
-    let spent = vm.process.cpu_time()? - before;
+    // The end of a window takes as long as a few reads, but comes once a minute and not, as it may seem here, after a hundred reads.
+    let (mut each, mut is_within) = count()?;
+    if !is_within {
+        (each, is_within) = count()?;
+    }
+    ensure!(is_within, "a window of the curve ended while instructions were counted: the machine is too slow now");
+    steps.end(|| vm.status().map(drop))?;
     let hits = vm.counter("hit_blocks")? - hits_before;
-    let are_as_meant = if kind == Kind::Miss { hits == 0 } else { hits * 100 >= count as u64 * 99 };
-    ensure!(are_as_meant, "{hits} of {count} reads were hits: the figure is not what it is called");
-    Ok(spent.as_secs_f64() * 1e6 / f64::from(u32::try_from(count)?))
+    let are_as_meant = hits == if kind == Kind::Miss { 0 } else { work.reads };
+    ensure!(are_as_meant, "{hits} of {} reads were hits: the figure is not what it is called", work.reads);
+    Ok(each)
+}
+
+/// The reads and evictions, which are the same for each process.
+struct Work {
+    blocks: u64,
+    random: u64,
+    /// Number of reads so far.
+    reads: u64,
+}
+
+impl Work {
+    fn new(blocks: u64) -> Self {
+        Self { blocks, random: 0x9e37_79b9_7f4a_7c15, reads: 0 }
+    }
+
+    /// Reads `times` as many blocks as are begun together, and evicts them if that is the kind. Returns the number of blocks.
+    fn run(&mut self, vm: &mut Vm, kind: Kind, times: usize) -> Result<u64> {
+        let before = self.reads;
+        for _ in 0..times {
+            let blocks = self.draw();
+            let mut next = blocks.iter().copied();
+            vm.client().reads(DEPTH, || next.next())?;
+            if kind == Kind::Evicted {
+                vm.evict_blocks(&blocks)?;
+            }
+            self.reads += blocks.len() as u64;
+        }
+        Ok(self.reads - before)
+    }
+
+    /// Returns blocks of which no two are the same: once read, one would be in the tier no more.
+    fn draw(&mut self) -> Vec<u64> {
+        let mut blocks = Vec::new();
+        while blocks.len() < DEPTH {
+            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let block = (self.random >> 33) % self.blocks;
+            if !blocks.contains(&block) {
+                blocks.push(block);
+            }
+        }
+        blocks
+    }
+}
+
+/// CPU time in the kernel and outside it, in the kernel's unit of time.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    outside: u64,
+    inside: u64,
+}
+
+impl Spent {
+    /// Returns what a program has spent so far.
+    fn by(program: &Program) -> Result<Self> {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", program.pid()))?;
+        Self::parse(&text).context("the kernel does not say what CPU time a process spent")
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name of the program ends with the last bracket, and may contain anything.
+        let (_, rest) = text.rsplit_once(')')?;
+        let mut words = rest.split_whitespace().skip(11);
+        let mut next = || words.next()?.parse().ok();
+        Some(Self { outside: next()?, inside: next()? })
+    }
+
+    fn add(&mut self, now: &Self, before: &Self) {
+        self.outside += now.outside - before.outside;
+        self.inside += now.inside - before.inside;
+    }
+
+    fn share_outside_kernel(&self) -> f64 {
+        self.outside as f64 / (self.outside + self.inside).max(1) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_found_behind_any_name() {
+        let spent = Spent::parse("17 (a) b) S 1 17 17 0 -1 4194560 100 0 0 0 123 45 0 0 20 0 1 0 77").unwrap();
+        assert_eq!((spent.outside, spent.inside), (123, 45));
+        assert!((spent.share_outside_kernel() - 123. / 168.).abs() < 1e-9);
+        assert!(Spent::parse("17 (a) S 1").is_none() && Spent::parse("").is_none());
+        assert_eq!(Spent::default().share_outside_kernel(), 0.);
+    }
+
+    #[test]
+    fn all_processes_get_the_same_blocks_and_none_twice_at_once() {
+        let [mut one, mut other] = [Work::new(40), Work::new(40)];
+        for _ in 0..10 {
+            let blocks = one.draw();
+            assert_eq!(blocks, other.draw());
+            assert_eq!(blocks.iter().collect::<std::collections::BTreeSet<_>>().len(), DEPTH);
+        }
+    }
 }

@@ -156,6 +156,8 @@ pub struct VmOptions<'a> {
     pub processor: Option<usize>,
     /// Whether the VM has an eviction port.
     pub port: bool,
+    /// A variable of the VM process's environment, and its value.
+    pub environment: Option<(&'a str, &'a str)>,
     /// File for callgrind's instruction counts of the VM process; with it, the process runs under valgrind.
     pub callgrind: Option<&'a Path>,
     /// Size of the image; 0 means [`IMAGE_BYTES`].
@@ -333,7 +335,7 @@ fn command(options: &VmOptions<'_>) -> Result<Command> {
     }
     words.push(program.into());
     let mut command = Command::new(&words[0]);
-    command.args(&words[1..]);
+    command.args(&words[1..]).envs(options.environment);
     command.args(["disk", "--read-only", "--no-frames", "--cache", options.cache.unwrap_or("32M")]);
     Ok(command)
 }

@@ -72,26 +72,18 @@ impl MissRatioCurve {
     #[inline]
     pub fn read(&mut self, block: BlockId) {
         self.histogram.reads += 1.;
-        if let Some(priority) = self.priorities.below(block, self.threshold) {
-            let rank = self.queue.take(priority);
-            self.histogram.note(rank, self.weight());
-            if self.one_of > 1 {
-                // Evictions of most blocks are not seen: of the reads that one in the queue stands for, the others were not found. Each
-                // that is not found counts once.
-                let others = f64::from(self.one_of - 1) / self.rate();
-                self.histogram.beyond -= others;
-            }
+        if let Some(priority) = self.priorities.find(block, self.threshold) {
+            self.note_read(priority);
         }
     }
 
     /// Counts a read of `block`, which the guest evicts at once.
     #[inline]
     pub fn read_and_evicted(&mut self, block: BlockId) {
-        if self.samples(block) {
-            self.read(block);
-            self.evicted(block);
-        } else {
-            self.histogram.reads += 1.;
+        self.histogram.reads += 1.;
+        if let Some(priority) = self.priorities.find(block, self.threshold) {
+            self.note_read(priority);
+            self.put(priority);
         }
     }
 
@@ -104,7 +96,7 @@ impl MissRatioCurve {
     /// Makes `block` the newest of the queue: the guest has evicted it.
     #[inline]
     pub fn evicted(&mut self, block: BlockId) {
-        if let Some(priority) = self.priorities.below(block, self.threshold) {
+        if let Some(priority) = self.priorities.find(block, self.threshold) {
             self.put(priority);
         }
     }
@@ -112,7 +104,7 @@ impl MissRatioCurve {
     /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
     #[inline]
     pub fn discarded(&mut self, block: BlockId) {
-        if let Some(priority) = self.priorities.below(block, self.threshold) {
+        if let Some(priority) = self.priorities.find(block, self.threshold) {
             self.queue.forget(priority);
         }
     }
@@ -218,7 +210,7 @@ impl MissRatioCurve {
     /// Returns the bytes that the curve takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of::<Self>() + self.queue.bytes() + self.histogram.bytes()
+        size_of::<Self>() + self.priorities.bytes() + self.queue.bytes() + self.histogram.bytes()
     }
 
     /// Returns the share of the reads that a cache of `size` blocks would miss, or `None` if nothing was read.
@@ -232,6 +224,18 @@ impl MissRatioCurve {
     pub fn miss_ratios(&self, sizes: impl IntoIterator<Item = PageCount>) -> Option<Vec<f64>> {
         let ratios = self.histogram.miss_ratios(sizes.into_iter().map(|size| size.0.into()));
         (self.histogram.reads > 0.).then(|| ratios.collect())
+    }
+
+    /// Notes a read of a sampled block and takes it out of the queue.
+    fn note_read(&mut self, priority: u64) {
+        let rank = self.queue.take(priority);
+        self.histogram.note(rank, self.weight());
+        if self.one_of > 1 {
+            // Evictions of most blocks are not seen: of the reads that one in the queue stands for, the others were not found. Each
+            // that is not found counts once.
+            let others = f64::from(self.one_of - 1) / self.rate();
+            self.histogram.beyond -= others;
+        }
     }
 
     fn put(&mut self, priority: u64) {

@@ -10,7 +10,8 @@
 //! 3. Which block of a run is sampled depends on the key and on all higher bytes, through a pseudo-random function: a guest
 //!    that does not know the key cannot choose or avoid what is sampled.
 //!
-//! The top byte decides nearly always, so most blocks cost one SipHash of one word.
+//! The top byte decides nearly always, and 256 neighbours share its SipHash; 65,536 neighbours share all others. What was drawn last
+//! for a group is kept, so blocks of a group that was asked for lately cost no SipHash at all. That changes no priority.
 
 use crate::units::{BlockId, BlockNumber, DiskIndex};
 
@@ -21,11 +22,22 @@ const BNO_MASK: u64 = (1 << BNO_BITS) - 1;
 /// First number above all priorities: the threshold under which every block is sampled.
 pub(super) const ALL: u64 = 1 << (8 * BYTES);
 
+/// Bits of the number of groups of 256 blocks of which the drawn byte is kept: as many as 512 MiB have.
+const NEAR_BITS: u32 = 9;
+/// Bits of the number of groups of 65,536 blocks of which all other drawn bytes are kept: as many as 4 GiB have.
+const FAR_BITS: u32 = 4;
+/// Mark of a place for a group that is empty. No group has this number.
+const EMPTY: u64 = u64::MAX;
+
 /// Function that gives blocks their priority, with one secret key.
 #[derive(Clone)]
 pub(super) struct Priorities {
     /// State of SipHash after the first half of the first round, which depends on the key alone.
     state: [u64; 4],
+    /// Groups of 256 blocks, each with the byte that was drawn for its blocks: `group << 8 | byte`.
+    near: Box<[u64]>,
+    /// Groups of 65,536 blocks, each with the other bytes that were drawn, at their places in a block's packed name.
+    far: Box<[(u64, u64)]>,
 }
 
 impl Priorities {
@@ -37,7 +49,8 @@ impl Priorities {
             [0x736f_6d65_7073_6575, 0x646f_7261_6e64_6f6d, 0x6c79_6765_6e65_7261, 0x7465_6462_7974_6573];
         state.iter_mut().zip([k0, k1, k0, k1]).for_each(|(word, key)| *word ^= key);
         first_half(&mut state);
-        Self { state }
+        let (near, far) = (vec![EMPTY; 1 << NEAR_BITS].into(), vec![(EMPTY, 0); 1 << FAR_BITS].into());
+        Self { state, near, far }
     }
 
     /// Returns a word that tells keys apart and reveals nothing of them.
@@ -45,8 +58,54 @@ impl Priorities {
         self.hash(ALL - 1)
     }
 
-    /// Returns the priority of `block`, or `None` if it is not below `threshold`.
+    /// Returns the bytes that the function takes beside itself.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.near) + size_of_val(&*self.far)
+    }
+
+    /// Returns the priority of `block`, or `None` if it is not below `threshold`, as [`Self::below`] does. Keeps what was drawn.
     #[inline]
+    pub(super) fn find(&mut self, block: BlockId, threshold: u64) -> Option<u64> {
+        let name = name(block);
+        let near = self.drawn_near(name >> 8);
+        let [top, ..] = (name ^ near).to_le_bytes();
+        // Most blocks end here.
+        if u64::from(top.reverse_bits()) > threshold >> (8 * (BYTES - 1)) {
+            return None;
+        }
+        let drawn = self.drawn_far(name >> 16) | near;
+        // The lowest byte of the name is the top one of the priority, and so on.
+        let priority = (name ^ drawn).reverse_bits() >> (u64::BITS - 8 * BYTES);
+        (priority < threshold).then_some(priority)
+    }
+
+    /// Returns the byte that is drawn for the top byte of the priorities of a group of 256 blocks.
+    #[inline]
+    fn drawn_near(&mut self, group: u64) -> u64 {
+        let at = place(group, NEAR_BITS);
+        let kept = self.near[at];
+        if kept >> 8 == group {
+            return kept & 0xff;
+        }
+        let drawn = self.hash(group) & 0xff;
+        self.near[at] = group << 8 | drawn;
+        drawn
+    }
+
+    /// Returns what is drawn for all other bytes of the priorities of a group of 65,536 blocks.
+    fn drawn_far(&mut self, group: u64) -> u64 {
+        let at = place(group, FAR_BITS);
+        let (kept, drawn) = self.far[at];
+        if kept == group {
+            return drawn;
+        }
+        let byte = |level: u32| (self.hash(group >> (8 * (level - 1)) | u64::from(level) << 48) & 0xff) << (8 * level);
+        let drawn = (1..BYTES).map(byte).sum();
+        self.far[at] = (group, drawn);
+        drawn
+    }
+
+    /// Returns the priority of `block`, or `None` if it is not below `threshold`.
     pub(super) fn below(&self, block: BlockId, threshold: u64) -> Option<u64> {
         let name = name(block);
         let top = self.byte(name, 0);
@@ -100,6 +159,14 @@ impl Priorities {
         }
         state.into_iter().fold(0, |all, part| all ^ part)
     }
+}
+
+/// Returns the only place of a group among 2 to the power of `bits`.
+#[inline]
+fn place(group: u64, bits: u32) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves few bits")]
+    let place = (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - bits)) as usize;
+    place
 }
 
 /// Returns the number of a block among those of all disks.

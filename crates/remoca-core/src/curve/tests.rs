@@ -346,6 +346,21 @@ proptest! {
         let block = BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) };
         prop_assert_eq!(Priorities::new(&KEY).block(priority_of(block)), block);
     }
+
+    // Runs, groups that meet at one place of what is kept, and blocks of other disks.
+    #[test]
+    fn what_is_kept_changes_no_priority(
+        blocks in prop::collection::vec((0_u16..3, prop_oneof![0_u64..600, 0_u64..1 << 22, 0_u64..1 << 40]), 1..400),
+        bits in 40_u32..=56,
+    ) {
+        let mut kept = Priorities::new(&KEY);
+        for (disk, first) in blocks {
+            for bno in [first, first ^ 1, first ^ 0x100] {
+                let block = BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) };
+                prop_assert_eq!(kept.find(block, 1 << bits), kept.below(block, 1 << bits));
+            }
+        }
+    }
 }
 
 #[test]

@@ -80,6 +80,7 @@ impl Curves {
         self.vm.curve.discarded_range(disk, 0..u64::MAX);
     }
 
+    #[inline]
     pub(super) fn each_of(&mut self, disk: DiskIndex, note: impl Fn(&mut Watched)) {
         note(&mut self.vm);
         if let Some(watched) = self.disks.get_mut(&disk) {
@@ -96,8 +97,15 @@ impl Curves {
     }
 
     /// Gives the disks curves of their own once there are two.
+    #[inline]
     pub(super) fn begin_disk(&mut self, disk: DiskIndex) {
-        if self.only == Some(disk) || self.disks.contains_key(&disk) {
+        if self.only != Some(disk) {
+            self.begin_another_disk(disk);
+        }
+    }
+
+    fn begin_another_disk(&mut self, disk: DiskIndex) {
+        if self.disks.contains_key(&disk) {
             return;
         }
         if self.only.is_none() && self.disks.is_empty() {
@@ -117,7 +125,14 @@ impl Curves {
     }
 
     /// Begins to note contents, or ends that.
+    #[inline]
     pub(super) fn note_contents(&mut self, guest_memory: Option<PageCount>) {
+        if guest_memory.is_some() != self.contents.is_some() {
+            self.change_contents(guest_memory);
+        }
+    }
+
+    fn change_contents(&mut self, guest_memory: Option<PageCount>) {
         match (guest_memory, &self.contents) {
             (Some(guest_memory), None) => {
                 let (contents, rate_max) = Contents::new(guest_memory);
@@ -129,6 +144,7 @@ impl Curves {
         }
     }
 
+    #[inline]
     pub(super) fn see_one_of(&mut self, one_of: u32) {
         if self.vm.curve.one_of() != one_of {
             self.all().for_each(|watched| watched.curve.see_one_of(one_of));

@@ -88,13 +88,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 continue;
             }
             let block = BlockId { disk, bno: BlockNumber(bno) };
-            let is_evicted = are_evicted && !disks.is_swap(block);
-            curves.each_of(disk, |watched| {
-                watched.curve.read(block);
-                if is_evicted {
-                    watched.curve.evicted(block);
-                }
-            });
+            if are_evicted && !disks.is_swap(block) {
+                curves.each_of(disk, |watched| watched.curve.read_and_evicted(block));
+            } else {
+                curves.each_of(disk, |watched| watched.curve.read(block));
+            }
         }
         curves.each_of(disk, |watched| {
             watched.windows.advance(now, &mut watched.curve);
@@ -131,10 +129,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Notes what whole blocks of a disk hold that were read, or written by the guest.
+    #[inline]
     pub(super) fn note_contents(&mut self, disk: DiskIndex, range: ByteRange, data: &[u8], is_written: bool) {
-        if !self.curves.is_on || !(is_written || self.curves.contents.is_some()) {
-            return;
+        if self.curves.is_on && (is_written || self.curves.contents.is_some()) {
+            self.note_content_of_blocks(disk, range, data, is_written);
         }
+    }
+
+    fn note_content_of_blocks(&mut self, disk: DiskIndex, range: ByteRange, data: &[u8], is_written: bool) {
         for bno in range.covered_blocks() {
             let block = BlockId { disk, bno: BlockNumber(bno) };
             if is_written && self.disks.is_swap(block) {

@@ -1,0 +1,163 @@
+//! Counts the instructions that the main thread of a program executes. The thread stops after each of them.
+//!
+//! That needs neither performance counters, which virtual machines rarely have, nor an emulator, which would have to know all system calls
+//! of the program: valgrind 3.19 ends VM processes that wait by `epoll_pwait2`. It is exact, but 10,000 times as slow as the
+//! program. A system call is one instruction: what the kernel does is not counted.
+
+use crate::cpus::pin_this_thread;
+use crate::vm::Program;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nix::errno::Errno;
+use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{JoinHandle, sleep};
+use std::time::{Duration, Instant};
+
+/// How long a thread must not have moved to count as one that waits.
+const AT_REST: Duration = Duration::from_millis(100);
+/// Longest wait for that.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Variable that keeps the C library from copying pages by one repeated instruction, which would stop once for each byte.
+pub const ENVIRONMENT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
+
+/// Counter of one program's instructions. A program that is being counted dies with this one.
+pub struct Steps {
+    count: Arc<AtomicU64>,
+    is_to_end: Arc<AtomicBool>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Steps {
+    /// Counts from now on. What counts runs on the processor of the program, because one of them always waits for the other.
+    pub fn of(program: &Program, processor: usize) -> Result<Self> {
+        let pid = Pid::from_raw(program.pid().try_into()?);
+        let (count, is_to_end) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let shared = (Arc::clone(&count), Arc::clone(&is_to_end));
+        let (sender, receiver) = channel();
+        let thread = std::thread::spawn(move || {
+            pin_this_thread(processor)?;
+            seize(pid)?;
+            sender.send(())?;
+            follow(pid, &shared.0, &shared.1)
+        });
+        match receiver.recv() {
+            Ok(()) => Ok(Self { count, is_to_end, thread }),
+            Err(_) => Err(ended(thread).err().unwrap_or_else(|| anyhow!("nothing is counted"))),
+        }
+    }
+
+    /// Stops counting. `wake` must have the program execute something.
+    pub fn end(self, wake: impl FnOnce() -> Result<()>) -> Result<()> {
+        self.is_to_end.store(true, Ordering::Relaxed);
+        wake()?;
+        ended(self.thread)
+    }
+
+    /// Returns the number of instructions so far, as soon as the program waits for something.
+    pub fn at_rest(&self) -> Result<u64> {
+        let began = Instant::now();
+        let mut last = self.count.load(Ordering::Relaxed);
+        loop {
+            sleep(AT_REST);
+            ensure!(!self.thread.is_finished(), "the program has ended, or its instructions are no longer counted");
+            let now = self.count.load(Ordering::Relaxed);
+            if now == last {
+                return Ok(now);
+            }
+            ensure!(began.elapsed() < PATIENCE, "the program does not come to rest");
+            last = now;
+        }
+    }
+}
+
+/// Returns what became of the thread that counts.
+fn ended(thread: JoinHandle<Result<()>>) -> Result<()> {
+    thread.join().map_err(|_| anyhow!("the thread that counts panicked"))?
+}
+
+fn seize(pid: Pid) -> Result<()> {
+    ptrace::seize(pid, ptrace::Options::PTRACE_O_EXITKILL)
+        .context("cannot trace the program: not allowed here, or it is traced already")?;
+    Ok(ptrace::interrupt(pid)?)
+}
+
+/// Counts the instructions of a thread until it is told to end.
+fn follow(pid: Pid, count: &AtomicU64, is_to_end: &AtomicBool) -> Result<()> {
+    let mut last = None;
+    loop {
+        let signal = match waitpid(pid, Some(WaitPidFlag::__WALL))? {
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => {
+                let at = place(pid)?;
+                // A repeated instruction stops once each time.
+                if at.is_none() || at != last {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+                last = at;
+                None
+            }
+            WaitStatus::Stopped(_, signal) => Some(signal),
+            WaitStatus::Exited(..) | WaitStatus::Signaled(..) => bail!("the program has ended"),
+            WaitStatus::PtraceEvent(..)
+            | WaitStatus::PtraceSyscall(..)
+            | WaitStatus::Continued(..)
+            | WaitStatus::StillAlive => None,
+        };
+        if is_to_end.load(Ordering::Relaxed) {
+            return Ok(ptrace::detach(pid, signal)?);
+        }
+        ptrace::step(pid, signal)?;
+    }
+}
+
+/// Returns where a stopped thread is, if that can tell how often one instruction was repeated.
+#[cfg(target_arch = "x86_64")]
+fn place(pid: Pid) -> Result<Option<i64>, Errno> {
+    /// Place of the instruction pointer in what the kernel calls `struct user`.
+    const INSTRUCTION_POINTER: usize = 16 * 8;
+    ptrace::read_user(pid, std::ptr::without_provenance_mut(INSTRUCTION_POINTER)).map(Some)
+}
+
+/// Returns nothing: no instruction of this machine repeats itself.
+#[cfg(not(target_arch = "x86_64"))]
+fn place(_: Pid) -> Result<Option<i64>, Errno> {
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_same_work_takes_the_same_number_of_instructions() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("read");
+        // A shell that waits at a named pipe, counts to the number it reads, and waits again.
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap();
+        let script = "while read n; do i=0; while [ $i -lt $n ]; do i=$((i + 1)); done; done < \"$0\"";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).arg(&path).stderr(Stdio::null());
+        let program = Program::start(&mut command, &path).unwrap();
+        let mut pipe = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let processor = crate::cpus::Cpus::choose().unwrap().server;
+        let Ok(steps) = Steps::of(&program, processor) else {
+            eprintln!("not tested: tracing is not allowed here");
+            return;
+        };
+        let mut count = |n: u32| {
+            use std::io::Write;
+            let before = steps.at_rest().unwrap();
+            writeln!(pipe, "{n}").unwrap();
+            steps.at_rest().unwrap() - before
+        };
+        count(10);
+        let (ten, twenty, thirty) = (count(10), count(20), count(30));
+        assert!(ten > 100 && (twenty - ten).abs_diff(thirty - twenty) <= 100, "{ten} {twenty} {thirty}");
+        steps.end(|| Ok(drop(pipe))).unwrap();
+    }
+}
