@@ -395,6 +395,7 @@ fn a_disk_that_was_idle_does_not_hang_and_one_that_gets_more_reads_may() {
     let mut track = Track::of(1_276 * US);
     track.disk_reads(500, SEEK + CONTINUED);
     track.now = track.now.plus_ns(1_000 * SEEK);
+    assert_eq!(track.route(500 + PAGES), StreamRoute::Disk, "it has nothing to do");
     track.begin(500 + PAGES, ReadReason::Needed);
     assert_eq!(track.route(500 + 2 * PAGES), StreamRoute::Disk, "it has only begun");
     for read in 2..8 {
