@@ -109,7 +109,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.stats.fetch_unexpected += 1;
             return PageOutcome::Unexpected;
         };
-        self.streams.note_page(now, fetch.serial, by_server);
+        if by_server {
+            self.streams.note_page(now, fetch.serial);
+        }
         let Some((left, asked)) = self.requests.pages_owed(fetch.request, fetch.serial) else {
             self.stats.fetch_late += 1;
             if by_server && !fetch.probe {
@@ -160,7 +162,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.stats.fetch_unexpected += 1;
             return;
         };
-        self.streams.note_page(now, fetch.serial, false);
         self.stats.fetch_missing += 1;
         self.give_up_fetch(now, &fetch);
     }

@@ -103,7 +103,7 @@ struct Comparison {
     serial: u64,
     pool: PoolIndex,
     count: u32,
-    /// Pages that have not come.
+    /// Pages that have not come. If one of them is missing, was not sent or is lost with its session, there is always one left.
     owed: u32,
     began: Nanos,
 }
@@ -129,7 +129,6 @@ impl Streams {
     /// Forgets what is known of a pool's number.
     pub(super) fn reset_pool(&mut self, pool: PoolIndex) {
         *self.pool(pool) = Pool::default();
-        self.comparison.take_if(|it| it.pool == pool);
     }
 
     fn disk(&mut self, disk: DiskIndex) -> &mut Disk {
@@ -224,14 +223,13 @@ impl Streams {
         self.comparison = Some(Comparison { serial, pool, count, owed: count, began: now });
     }
 
-    /// Notes that a page of the read of this serial is there, however late. A read of which one page was not the server's answer says
+    /// Notes that a server answered with a page of the read of this serial, however late. A read of which one page is never noted says
     /// nothing about what pools cost.
-    pub(super) fn note_page(&mut self, now: Nanos, serial: u64, by_server: bool) {
+    pub(super) fn note_page(&mut self, now: Nanos, serial: u64) {
         let Some(it) = self.comparison.as_mut().filter(|it| it.serial == serial) else { return };
         it.owed -= 1;
-        let is_over = it.owed == 0;
-        if (is_over || !by_server)
-            && let Some(it) = self.comparison.take().filter(|_| by_server)
+        if it.owed == 0
+            && let Some(it) = self.comparison.take()
         {
             self.note_answer(now, it.pool, it.count, it.began);
         }

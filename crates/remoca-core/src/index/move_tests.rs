@@ -1,5 +1,6 @@
 //! The work of each piece of a move, and moves into regions without room for all.
 
+use super::layout::LOG_ENTRIES;
 use super::tests::{POOL, ZERO, block, content, empty};
 use super::*;
 use crate::units::PoolSet;
@@ -260,4 +261,62 @@ fn pages_that_did_not_arrive_are_given_up_after_a_move() {
     admit(&mut index, 5);
     assert_eq!(index.give_up_sends(POOL, 2), 3);
     assert!((1..6).all(|number| index.cached(content(number)).is_some() == (number < 3)));
+}
+
+/// The log is a ring. Its newest entries are at its end and at its beginning here.
+#[test]
+fn pages_that_did_not_arrive_are_given_up_wherever_the_log_is() {
+    let layout = Layout::new(PageCount(8), PageCount(16), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.begin_pool(POOL, Pool { server: 0, generation: 1 }, 0);
+    index.set_capacity(PageCount(8), |_| {});
+    let sends = LOG_ENTRIES + 4;
+    for number in 100..100 + sends {
+        index.learn(block(number.into()), content(number));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    }
+    index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(index.finish_move().is_some());
+    assert_eq!(index.give_up_sends(POOL, u64::from(sends - 8)), 8);
+    assert_eq!(index.slot_counts().used, 0);
+}
+
+/// Otherwise the number of the disk would be free while blocks of it are known.
+#[test]
+fn what_is_known_of_a_disk_that_leaves_is_forgotten_after_a_move() {
+    let mut index = super::tests::index(8, 16);
+    let layout = index.layout();
+    index.learn(block(1), content(1));
+    assert!(matches!(index.offer(content(1), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    let disk = block(1).disk;
+    index.remove_disk(disk);
+    index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(index.finish_move().is_some());
+    assert!(index.is_cutting());
+    while index.is_cutting() {
+        index.cut(7);
+    }
+    index.release_disk(disk);
+    index.take_up_disk(disk, 1 << 40);
+    assert_eq!(index.known(block(1)), None);
+}
+
+/// A pool that was dropped gives a chunk back with the last pin of a slot in it.
+#[test]
+fn a_chunk_that_is_given_back_during_a_move_belongs_to_nobody_after_it() {
+    let layout = Layout::new(PageCount(8), PageCount(16), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.begin_pool(POOL, Pool { server: 0, generation: 1 }, 0);
+    index.set_capacity(PageCount(8), |_| {});
+    index.learn(block(1), content(1));
+    let Offer::Admitted(slot) = index.offer(content(1), Place::Tail, PoolSet::ALL) else { panic!("it is known") };
+    assert!(index.pin(slot));
+    index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
+    assert!(index.move_entries(u32::MAX));
+    index.drop_pool(POOL);
+    index.resize(POOL, u32::MAX, |_| {});
+    assert!(index.place_of(slot).is_some(), "a page of it is on the way");
+    index.unpin(slot);
+    assert!(index.finish_move().is_some());
+    assert_eq!((index.place_of(slot), index.pinned_slots()), (None, PageCount(0)));
 }

@@ -402,6 +402,35 @@ fn a_chunk_with_a_pinned_slot_is_not_given_to_another_pool() {
     assert_eq!((index.free_pool(), index.place_of(slot)), (Some(one), None));
 }
 
+/// A slot that one pool gave back and another one got is still in the log of sends to the first.
+#[test]
+fn what_did_not_arrive_at_one_server_is_not_given_up_at_another() {
+    let [one, other] = [0, 1].map(PoolIndex);
+    let layout = Layout::new(PageCount(8), PageCount(64), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    let size = |index: &mut CacheIndex<Vec<u32>>, pool, slots| {
+        index.aim(pool, PageCount(slots));
+        index.resize(pool, u32::MAX, |_| {});
+    };
+    let fill = |index: &mut CacheIndex<Vec<u32>>, pool, numbers: std::ops::Range<u32>| {
+        for number in numbers {
+            index.learn(block(number.into()), content(number));
+            let offer = index.offer(content(number), Place::Tail, PoolSet::from_iter([pool]));
+            assert!(matches!(offer, Offer::Admitted(_)), "{number}: {offer:?}");
+        }
+    };
+    for pool in [one, other] {
+        index.begin_pool(pool, Pool { server: u32::from(pool.0), generation: 1 }, 0);
+    }
+    let slots = layout.table_slots();
+    size(&mut index, one, slots);
+    fill(&mut index, one, 100..100 + slots);
+    size(&mut index, one, 0);
+    size(&mut index, other, slots);
+    fill(&mut index, other, 200..200 + slots);
+    assert_eq!((index.give_up_sends(one, 0), index.queue(other).count()), (0, slots as usize));
+}
+
 /// Whenever the process dies, every page that its successor believes in is where it is believed to be: neither page of a
 /// demotion was sent.
 #[test]

@@ -71,13 +71,19 @@ impl LocalNetwork {
         (server.is_away, server.socket) = (true, None);
     }
 
-    /// Returns with a pool of this size: the same one, or another.
-    fn come_back(&self, npages: u32, is_same: bool) {
+    /// Returns with the same pool, of this size.
+    fn come_back(&self, npages: u32) {
         let mut server = self.0.lock().unwrap();
         server.is_away = false;
         server.pool.2 = npages;
-        if !is_same {
-            server.pool = (memory(8), 2, npages);
+    }
+
+    /// Gives the pool another generation, or other memory.
+    fn replace_pool(&self, generation: u64, keeps_memory: bool) {
+        let pool = &mut self.0.lock().unwrap().pool;
+        pool.1 = generation;
+        if !keeps_memory {
+            pool.0 = memory(8);
         }
     }
 }
@@ -168,7 +174,7 @@ fn a_pool_is_in_use_while_its_server_is_away() {
     }
     assert!(pauses[0].is_zero() && pauses[1..].is_sorted() && pauses[7] == BACKOFF_MAX, "{pauses:?}");
 
-    network.come_back(4, true);
+    network.come_back(4);
     now = link.next_deadline(now).unwrap();
     assert_eq!(link.run_timers(now), None);
     assert!(matches!(link.take_news(now), Some((SERVER, News::Rejoined))));
@@ -195,6 +201,14 @@ fn a_size_that_a_lost_server_was_asked_for_has_an_answer() {
     assert_eq!(lose(&mut link, &network), Some(Size::Refused));
     write(&mut link, 4);
     assert_eq!([3, 4].map(|slot| read(&mut link, slot)), [Some(4), None]);
+
+    // Of two sizes the last one counts, and nothing was given up for the first.
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    write(&mut link, 3);
+    assert_eq!([2, 6].map(|npages| size(&mut link, npages)), [Size::Asked; 2]);
+    assert_eq!(lose(&mut link, &network), Some(Size::Refused));
+    assert_eq!(read(&mut link, 3), Some(4));
 }
 
 #[test]
@@ -213,7 +227,7 @@ fn a_server_that_owes_a_size_for_too_long_counts_as_away() {
     assert_eq!((link.run_timers(now), link.run_timers(overdue)), (None, Some(SERVER)));
     assert_eq!(link.detach(SERVER, "it does not answer"), Some(Size::Refused));
     // It did what it was asked for and did not say so. What nobody knows of goes back; the engine will ask again.
-    network.come_back(6, true);
+    network.come_back(6);
     assert_eq!(link.run_timers(overdue), None);
     assert!(matches!(link.take_news(overdue), Some((SERVER, News::Rejoined))));
     link.session_mut(SERVER).unwrap().flush().unwrap();
@@ -223,12 +237,16 @@ fn a_server_that_owes_a_size_for_too_long_counts_as_away() {
 
 #[test]
 fn a_server_that_comes_back_with_less_or_another_pool_ends_the_session() {
-    for (npages, is_same, words) in [(3, true, "took memory back"), (4, false, "without the pool")] {
+    let without = "without the pool";
+    for (npages, generation, keeps_memory, words) in
+        [(3, 1, true, "took memory back"), (4, 2, false, without), (4, 2, true, without), (4, 1, false, without)]
+    {
         let network = LocalNetwork::new();
         let mut link = network.link();
         write(&mut link, 0);
         lose(&mut link, &network);
-        network.come_back(npages, is_same);
+        network.replace_pool(generation, keeps_memory);
+        network.come_back(npages);
         let now = link.next_deadline(Instant::now()).unwrap();
         assert_eq!(link.run_timers(now), None);
         let Some((SERVER, News::Over(why))) = link.take_news(now) else { panic!("it goes on") };
@@ -240,7 +258,7 @@ fn a_server_that_comes_back_with_less_or_another_pool_ends_the_session() {
         let Some((SERVER, News::Answer(Some(welcome)))) = link.take_news(now) else { panic!("it has answered") };
         assert_eq!((welcome.npages.0, welcome.sends_received.0), (npages, 1));
         assert!(link.begin(SERVER));
-        assert_eq!(read(&mut link, 0), is_same.then_some(1));
+        assert_eq!(read(&mut link, 0), keeps_memory.then_some(1));
     }
 }
 
@@ -274,7 +292,7 @@ fn a_server_that_is_lost_while_it_takes_memory_back_hears_of_it_when_it_is_back(
     link.session_mut(SERVER).unwrap().receive(|_| {}).unwrap();
     lose(&mut link, &network);
     // It was killed before it had the answer.
-    network.come_back(4, true);
+    network.come_back(4);
     let now = link.next_deadline(Instant::now()).unwrap();
     assert_eq!(link.run_timers(now), None);
     let Some((SERVER, News::Rejoined)) = link.take_news(now) else { panic!("it goes on") };

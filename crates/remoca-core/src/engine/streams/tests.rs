@@ -338,22 +338,81 @@ fn a_comparison_counts_when_its_last_page_is_there() {
     for serial in 0..60 {
         track.streams.begin_comparison(track.now, serial, POOL, 2);
         track.now = track.now.plus_ns(1_000 * US);
-        track.streams.note_page(track.now, serial, true);
-        track.streams.note_page(track.now, serial + 1, true);
+        track.streams.note_page(track.now, serial);
+        track.streams.note_page(track.now, serial + 1);
         track.now = track.now.plus_ns(5_000 * US);
-        track.streams.note_page(track.now, serial, true);
+        track.streams.note_page(track.now, serial);
     }
     let of_both = cost(&mut track).expect("it was measured");
     assert!((5_900 * US..=6_000 * US).contains(&of_both), "{of_both}");
-    // One of which a page had not left, or whose pool is another now, says nothing.
+    // One of which a page does not come says nothing.
     for serial in 100..160 {
         track.streams.begin_comparison(track.now, serial, POOL, 2);
-        track.streams.note_page(track.now, serial, serial % 2 == 0);
-        track.streams.note_page(track.now, serial, serial % 2 != 0);
+        track.streams.note_page(track.now, serial);
     }
     assert_eq!(cost(&mut track), Some(of_both));
-    track.streams.begin_comparison(track.now, 200, POOL, 1);
-    track.streams.reset_pool(POOL);
-    track.streams.note_page(track.now, 200, true);
-    assert!(track.streams.comparison.is_none());
+}
+
+/// Returns what reads cost that continue, and those that do not, and how long the former take.
+fn disk_costs(track: &mut Track) -> [Option<u64>; 3] {
+    let disk = track.streams.disk(DISK);
+    [&disk.continued, &disk.apart, &disk.whole].map(|costs| costs.of(PAGES))
+}
+
+#[test]
+fn after_an_error_all_costs_of_the_disk_are_unknown_and_it_is_no_value() {
+    // A read that does not continue, and one that does.
+    for failed in [500, 8_000_000 + 2 * PAGES] {
+        let mut track = Track::of(1_276 * US);
+        assert!(disk_costs(&mut track).iter().all(Option::is_some));
+        let io = track.begin(failed, ReadReason::Needed);
+        track.streams.end_io(track.now, DISK, at(failed), &io, false);
+        assert_eq!(disk_costs(&mut track), [None; 3]);
+        for number in 0..3 {
+            track.disk_reads(number * 1_000_000, SEEK + CONTINUED);
+            track.disk_reads(number * 1_000_000 + PAGES, CONTINUED);
+        }
+        assert_eq!(disk_costs(&mut track), [None; 3], "the read that failed is none of four");
+    }
+}
+
+#[test]
+fn a_read_that_abandoned_ones_slow_down_is_no_value() {
+    let mut track = Track::of(1_276 * US);
+    let before = disk_costs(&mut track);
+    for number in 0..32 {
+        for block in [number * 1_000_000, number * 1_000_000 + PAGES] {
+            let io = DiskIo { is_undisturbed: false, ..track.begin(block, ReadReason::Needed) };
+            track.now = track.now.plus_ns(3 * SEEK);
+            track.streams.end_io(track.now, DISK, at(block), &io, true);
+        }
+    }
+    assert_eq!(disk_costs(&mut track), before);
+}
+
+#[test]
+fn a_disk_that_was_idle_does_not_hang_and_one_that_gets_more_reads_may() {
+    let mut track = Track::of(1_276 * US);
+    track.disk_reads(500, SEEK + CONTINUED);
+    track.now = track.now.plus_ns(1_000 * SEEK);
+    assert_eq!(track.route(500 + PAGES), StreamRoute::Disk, "it has nothing to do");
+    track.begin(500 + PAGES, ReadReason::Needed);
+    assert_eq!(track.route(500 + 2 * PAGES), StreamRoute::Disk, "it has only begun");
+    for read in 2..8 {
+        track.now = track.now.plus_ns(SEEK);
+        track.begin(500 + read * PAGES, ReadReason::Needed);
+    }
+    assert_eq!(track.route(500 + 8 * PAGES), StreamRoute::Pools, "it completes nothing");
+}
+
+#[test]
+fn a_disk_is_not_left_for_a_seek_that_is_saved_too_late() {
+    // Saving 14 us with each read, 500 reads save a seek; saving 13 us, more than are looked for.
+    for (saved, is_looked_for) in [(14, true), (13, false)] {
+        let mut track = Track::of(CONTINUED - saved * US);
+        track.disk_reads(500, SEEK + CONTINUED);
+        let route = track.route(500 + PAGES);
+        assert_eq!(matches!(route, StreamRoute::PoolsIfCached(_)), is_looked_for, "{route:?}");
+        assert!(is_looked_for || is_disk(route), "{route:?}");
+    }
 }

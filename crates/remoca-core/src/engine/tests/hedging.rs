@@ -324,6 +324,19 @@ fn a_probe_with_a_page_that_has_not_left_is_no_probe() {
 }
 
 #[test]
+fn a_page_that_has_not_left_does_not_show_that_its_server_works() {
+    let mut it = Scenario::trained();
+    let owed = it.losses(16);
+    it.breaker_is(BreakerState::Open);
+    for name in owed {
+        let (now, fetch) = (it.now, it.fetches(name)[0]);
+        assert_eq!(it.engine.handle_unsent_page(now, SERVER, fetch, &page(1)), PageOutcome::Late);
+    }
+    it.disk_only(16).disk_answers(16);
+    it.after(20 * MS).probe_wins(4).breaker_is(BreakerState::Closed);
+}
+
+#[test]
 fn a_disk_that_fails_every_probe_is_left_for_the_server() {
     let mut it = Scenario::trained();
     it.losses(16);

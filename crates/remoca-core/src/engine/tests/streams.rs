@@ -1,5 +1,6 @@
 //! Cached reads that the disk answers because it reads on. What is measured and decided is tested in `engine/streams`.
 
+use super::super::requests::ReadReason;
 use super::*;
 
 /// A disk that seeks for 7 ms and reads on in 1 ms, and a server that takes 2 ms. Block 3 is cached.
@@ -104,30 +105,94 @@ fn a_read_that_compares_is_answered_by_the_first_and_opens_no_breaker() {
     assert_eq!((bench.engine.stats().breaker_openings, bench.engine.stats().probes), (0, 0));
 }
 
-/// Compared reads of a page that comes after so many ms more than the disk takes. Returns what the pool is known to cost, in ms.
-fn pool_cost_after(late_ms: u64) -> u64 {
+/// Who answers a compared read first, and when the page of the server comes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum First {
+    /// The disk after 1 ms, and the page after so many more.
+    Disk(u64),
+    /// The server after so many ms; the disk follows.
+    Server(u64),
+    /// The page has not left for the server, and is read where it is.
+    Unsent,
+}
+
+/// Reads block 3 until it was compared 40 times. Returns the bench, and the counters of one compared read.
+fn compared(first: First) -> (Bench, EngineStats, EngineStats) {
     let mut bench = trained();
-    let mut compared = 0;
+    let (mut compared, mut before, mut after) = (0, EngineStats::default(), EngineStats::default());
     while compared < 40 {
         bench.engine.handle_evicted(&page(3));
         bench.timed_read(2, 8 * MS);
+        before = bench.engine.stats();
         let actions = bench.read(0, blocks(3, 1));
-        bench.wait(MS);
-        assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
-        if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
-            compared += 1;
-            bench.wait(late_ms * MS);
-            assert_eq!(bench.page_comes(fetch, 3), PageOutcome::Late);
+        let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] else {
+            bench.wait(MS);
+            assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
+            continue;
+        };
+        compared += 1;
+        match first {
+            First::Disk(late_ms) => {
+                bench.wait(MS);
+                assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
+                bench.wait(late_ms * MS);
+                assert_eq!(bench.page_comes(fetch, 3), PageOutcome::Late);
+            }
+            First::Server(ms) => {
+                bench.wait(ms * MS);
+                assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
+                assert_eq!(bench.actions(), [complete(0)]);
+                bench.wait(MS);
+                assert_eq!(bench.disk_done(0, Ok(()), &page(3)), []);
+            }
+            First::Unsent => {
+                assert_eq!(bench.engine.handle_unsent_page(bench.now, SERVER, fetch, &page(3)), deliver(0, 0));
+                assert_eq!(bench.actions(), [complete(0)]);
+                bench.wait(MS);
+                assert_eq!(bench.disk_done(0, Ok(()), &page(3)), []);
+            }
         }
+        after = bench.engine.stats();
+        assert_eq!(
+            after.hit_blocks + after.zero_blocks + after.covered_blocks + after.missed_blocks,
+            after.read_blocks
+        );
     }
-    let stats = bench.engine.stats();
-    assert_eq!(stats.hit_blocks + stats.zero_blocks + stats.covered_blocks + stats.missed_blocks, stats.read_blocks);
-    bench.engine.streams.pool_cost(PoolIndex(0), 1).unwrap().div_ceil(MS)
+    (bench, before, after)
+}
+
+/// Returns what the pool is known to cost after compared reads, in ms.
+fn pool_cost_after(first: First) -> u64 {
+    compared(first).0.engine.streams.pool_cost(PoolIndex(0), 1).unwrap().div_ceil(MS)
 }
 
 #[test]
 fn what_a_pool_costs_is_learnt_though_the_disk_is_first() {
-    assert_eq!([1, 4].map(pool_cost_after), [2, 5]);
+    assert_eq!([1, 4].map(|late_ms| pool_cost_after(First::Disk(late_ms))), [2, 5]);
+}
+
+/// A comparison is a value of its pool once, whoever is first, and none if the server was not asked.
+#[test]
+fn what_a_pool_costs_is_learnt_once_and_from_its_server_alone() {
+    assert_eq!([4, 6].map(|ms| pool_cost_after(First::Server(ms))), [4, 6]);
+    assert_eq!(pool_cost_after(First::Unsent), pool_cost_after(First::Disk(1)), "as after hits of 2 ms");
+}
+
+#[test]
+fn a_server_that_is_first_in_a_comparison_wins_no_race() {
+    let latency = |first| compared(first).0.engine.status().hedging.server.map(|latency| latency.p99_ns);
+    assert_eq!(latency(First::Server(6)), latency(First::Disk(1)), "its latency is that of reads that wait for it");
+}
+
+#[test]
+fn a_block_that_was_compared_counts_by_who_was_first() {
+    let counts = |first| {
+        let (_, before, after) = compared(first);
+        let covered = after.covered_blocks - before.covered_blocks;
+        (covered, after.missed_blocks - before.missed_blocks, after.hit_blocks - before.hit_blocks)
+    };
+    assert_eq!(counts(First::Disk(1)), (1, 0, 0));
+    assert_eq!(counts(First::Server(1)), (0, 0, 1));
 }
 
 #[test]
@@ -152,4 +217,85 @@ fn a_block_that_is_written_while_the_disk_reads_on_teaches_nothing() {
     bench.disk_done(1, Ok(()), &page(5));
     assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
     assert!(!bench.cached(3));
+}
+
+#[test]
+fn after_a_write_the_disk_is_elsewhere() {
+    let mut bench = trained();
+    bench.timed_read(2, 8 * MS);
+    bench.do_from_disk(write(blocks(500, 1)), &page(5));
+    bench.timed_hit(2 * MS);
+}
+
+/// A disk read that the driver left out is none that the disk hangs on.
+#[test]
+fn a_comparison_whose_disk_read_is_left_out_is_forgotten() {
+    let mut bench = trained();
+    loop {
+        bench.engine.handle_evicted(&page(3));
+        bench.timed_read(2, 8 * MS);
+        let actions = bench.read(0, blocks(3, 1));
+        if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
+            assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
+            assert_eq!(bench.actions(), [complete(0)]);
+            bench.engine.handle_disk_skipped(RequestId(0));
+            break;
+        }
+        bench.wait(MS);
+        assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
+    }
+    bench.timed_hit(2 * MS);
+    bench.timed_read(2, 8 * MS);
+    bench.wait(1000 * MS);
+    bench.timed_read(3, MS);
+}
+
+#[test]
+fn what_a_pool_costs_is_unknown_in_another_session() {
+    let mut bench = trained();
+    bench.disconnect();
+    bench.connect(1, 8, 1);
+    bench.timed_read(2, 8 * MS);
+    bench.timed_hit(2 * MS);
+}
+
+/// Returns a bench where a server takes 0.5 ms and the disk reads on in 1 ms, with `count` blocks cached from the third on: after 14 of
+/// them the server has saved a seek. The disk has just read what is before.
+fn cached_ahead(count: u8) -> Bench {
+    let mut bench = Bench::new(EngineConfig { cache: PageCount(64), ..config() });
+    bench.connect(1, 64, 0);
+    for far in 1..9 {
+        bench.timed_read(1000 * far, 8 * MS);
+        bench.timed_read(1000 * far + 1, MS);
+    }
+    for bno in 3..3 + count {
+        bench.timed_read(bno.into(), if bno == 3 { 8 * MS } else { MS });
+        assert!(matches!(bench.engine.handle_evicted(&page(bno)), Evicted::Admit(_)));
+    }
+    (0..8).for_each(|_| bench.timed_hit(MS / 2));
+    bench.timed_read(2, 8 * MS);
+    bench
+}
+
+#[test]
+fn a_disk_is_left_for_a_quicker_pool_if_all_that_saves_a_seek_is_cached() {
+    for (count, missing, is_left) in [(30, 100, true), (30, 20, true), (30, 10, false), (30, 4, false), (5, 100, false)]
+    {
+        let mut bench = cached_ahead(count);
+        bench.engine.index.forget(BlockId { disk: DISK, bno: BlockNumber(missing) });
+        let actions = bench.read(0, blocks(3, 1));
+        let is_fetched = matches!(actions[..], [Action::Fetch { .. }]);
+        assert!(is_fetched || actions == [disk_action(0, GuestOp::Read(blocks(3, 1)))], "{actions:?}");
+        assert_eq!(is_fetched, is_left, "{count} blocks without block {missing}");
+    }
+}
+
+#[test]
+fn a_disk_that_works_at_more_than_the_guest_reads_reads_nothing_on() {
+    let mut bench = trained();
+    bench.timed_read(2, 8 * MS);
+    for _ in 0..64 {
+        bench.engine.race.begin_io(bench.now, DISK, ReadReason::Hedge, None);
+    }
+    bench.timed_hit(2 * MS);
 }
