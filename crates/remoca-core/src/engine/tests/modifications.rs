@@ -115,16 +115,24 @@ fn a_failed_flush_stays_failed_for_its_disk() {
     assert_eq!(bench.disk_done(0, Ok(()), &[]), [complete(0)]);
 }
 
+/// Whether the rest is forgotten by then or not.
 #[test]
 fn an_uncertain_disk_is_forgotten_with_all_that_is_under_way() {
-    let mut bench = Bench::connected();
-    bench.cache(3, 1);
-    bench.read(0, blocks(4, 1));
-    bench.request(1, DISK, write(blocks(5, 1)));
-    bench.engine.handle_content_uncertain(DISK);
-    bench.disk_done(0, Ok(()), &page(2));
-    bench.disk_done(1, Ok(()), &page(3));
-    assert!((3..6).all(|bno| !bench.known(bno)));
+    for is_forgotten in [false, true] {
+        let mut bench = Bench::connected();
+        bench.cache(3, 1);
+        bench.read(0, blocks(4, 1));
+        bench.request(1, DISK, write(blocks(5, 1)));
+        bench.engine.handle_content_uncertain(DISK);
+        if is_forgotten {
+            bench.timer();
+            bench.do_from_disk(GuestOp::Read(blocks(6, 1)), &page(4));
+            assert!(bench.known(6), "what begins now is known");
+        }
+        bench.disk_done(0, Ok(()), &page(2));
+        bench.disk_done(1, Ok(()), &page(3));
+        assert!((3..6).all(|bno| !bench.known(bno)), "{is_forgotten}");
+    }
 }
 
 /// A device may return different data for a discarded block on each read.

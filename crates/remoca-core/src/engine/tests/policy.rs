@@ -104,4 +104,12 @@ fn free_slots_and_swap_areas_take_every_page() {
         assert!(actions.iter().any(|action| matches!(action, Action::SendBlock { .. })), "{actions:?}");
         bench.engine.handle_sent(SERVER, 1);
     }
+    // Nor does the policy say anything of clean pages there, which the agent sends.
+    assert_eq!(bench.engine.status().policy.in_force, Insertion::Bimodal);
+    for bno in 70..80 {
+        bench.request(7, OTHER_DISK, GuestOp::Read(blocks(bno.into(), 1)));
+        bench.disk_done(7, Ok(()), &page(bno));
+        assert!(matches!(bench.engine.handle_evicted(&page(bno)), Evicted::Admit(_)), "{bno}");
+        bench.engine.handle_sent(SERVER, 1);
+    }
 }
