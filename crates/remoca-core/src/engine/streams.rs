@@ -192,15 +192,12 @@ impl Streams {
         if !is_ok || !io.is_undisturbed {
             return;
         }
-        let ns = now.since_ns(io.since.max(before));
-        match io.continues_after {
-            // The disk passes the gap as if it read it.
-            Some(gap) => {
-                let pages = pages(range) + gap / PAGE_SIZE_U64;
-                disk.continued.note(pages, ns);
-                disk.whole.note(pages, now.since_ns(io.since));
-            }
-            None => disk.apart.note(pages(range), ns),
+        // The disk passes a gap as if it read it.
+        let pages = pages(range) + io.continues_after.unwrap_or(0) / PAGE_SIZE_U64;
+        let costs = if io.continues_after.is_some() { &mut disk.continued } else { &mut disk.apart };
+        costs.note_end(now, io.since, before, pages);
+        if io.continues_after.is_some() {
+            disk.whole.note(now, pages, now.since_ns(io.since));
         }
     }
 
@@ -215,7 +212,7 @@ impl Streams {
     pub(super) fn note_answer(&mut self, now: Nanos, pool: PoolIndex, count: u32, began: Nanos) {
         let pool = self.pool(pool);
         let before = std::mem::replace(&mut pool.done, now);
-        pool.costs.note(count.into(), now.since_ns(began.max(before)));
+        pool.costs.note_end(now, began, before, count.into());
     }
 
     /// Notes a read that goes to the disk and for `count` pages to pools, `pool` the slowest of them.

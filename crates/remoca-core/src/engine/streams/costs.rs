@@ -1,5 +1,7 @@
 //! Running means of what reads cost, by their size.
 
+use crate::units::Nanos;
+
 /// Number of values before a mean is known. It begins with the least of them.
 const VALUES_MIN: u32 = 4;
 /// Number of values of which a mean is made; older ones fade out.
@@ -31,17 +33,56 @@ impl Mean {
     }
 }
 
+/// Newest value of a mean, which further reads may share.
+#[derive(Clone, Copy, Debug)]
+struct Newest {
+    at: Nanos,
+    ns: u64,
+    /// Reads that share it, and their pages.
+    reads: u64,
+    pages: u64,
+    class: usize,
+    /// Mean without it.
+    before: Mean,
+}
+
 /// Mean costs of reads of each size.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Costs {
     /// Means of the cost of a page, by the class of the read.
     page: [Mean; CLASSES],
+    newest: Option<Newest>,
 }
 
 impl Costs {
-    /// Adds the cost of a read of `pages` pages, at least 1.
-    pub(super) fn note(&mut self, pages: u64, ns: u64) {
-        self.page[class(pages)].note(ns / pages);
+    /// Adds what a read of `pages` pages cost that began at `began` and ended at `now`, where the read before it ended at `before`. Those whose
+    /// ends are seen in one turn have one time.
+    pub(super) fn note_end(&mut self, now: Nanos, began: Nanos, before: Nanos, pages: u64) {
+        if began < now && before == now {
+            self.share(now, pages);
+        } else {
+            self.note(now, pages, now.since_ns(began.max(before)));
+        }
+    }
+
+    /// Adds the cost of a read of `pages` pages, at least 1, that ended at `at`.
+    pub(super) fn note(&mut self, at: Nanos, pages: u64, ns: u64) {
+        self.put(Newest { at, ns, reads: 1, pages, class: class(pages), before: Mean::default() });
+    }
+
+    /// Adds a read of `pages` pages whose end was seen together with that of the newest value: both took what that one took, and are one
+    /// value. Does nothing if no value ended at `at`.
+    fn share(&mut self, at: Nanos, pages: u64) {
+        let Some(newest) = self.newest.filter(|newest| newest.at == at) else { return };
+        self.page[newest.class] = newest.before;
+        let (reads, pages) = (newest.reads + 1, newest.pages + pages);
+        self.put(Newest { reads, pages, class: class(pages / reads), ..newest });
+    }
+
+    fn put(&mut self, newest: Newest) {
+        let mean = &mut self.page[newest.class];
+        self.newest = Some(Newest { before: *mean, ..newest });
+        mean.note(newest.ns / newest.pages);
     }
 
     /// Returns the cost of a read of `pages` pages, or `None` if reads of about this size are too few.
@@ -52,4 +93,28 @@ impl Costs {
 
 fn class(pages: u64) -> usize {
     (pages.ilog2() as usize).min(CLASSES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_whose_ends_are_seen_together_share_what_they_took() {
+        let mut costs = Costs::default();
+        for turn in 1..=100 {
+            costs.note(Nanos(turn), 2, 6_000);
+            costs.share(Nanos(turn), 2);
+            costs.share(Nanos(turn), 2);
+            costs.share(Nanos(turn + 1), 2);
+        }
+        assert_eq!(costs.of(2), Some(2_000));
+        // One read of 2 pages and one of 10 are two of 6.
+        let mut costs = Costs::default();
+        for turn in 1..=4 {
+            costs.note(Nanos(turn), 2, 12_000);
+            costs.share(Nanos(turn), 10);
+        }
+        assert_eq!((costs.of(2), costs.of(6), costs.of(10)), (None, Some(6_000), None));
+    }
 }

@@ -267,13 +267,13 @@ fn what_is_between_costs_as_if_it_was_read() {
 #[test]
 fn one_hiccup_does_not_decide() {
     let mut costs = Costs::default();
-    costs.note(PAGES, 1000 * SEEK);
-    (0..3).for_each(|_| costs.note(PAGES, CONTINUED));
+    costs.note(Nanos(0), PAGES, 1000 * SEEK);
+    (0..3).for_each(|_| costs.note(Nanos(0), PAGES, CONTINUED));
     assert!(costs.of(PAGES).unwrap() <= CONTINUED, "nor if it is the first value");
-    (0..20).for_each(|_| costs.note(PAGES, CONTINUED));
-    costs.note(PAGES, 1000 * SEEK);
+    (0..20).for_each(|_| costs.note(Nanos(0), PAGES, CONTINUED));
+    costs.note(Nanos(0), PAGES, 1000 * SEEK);
     assert!(costs.of(PAGES).unwrap() < CONTINUED * 5 / 4);
-    (0..60).for_each(|_| costs.note(PAGES, 10 * CONTINUED));
+    (0..60).for_each(|_| costs.note(Nanos(0), PAGES, 10 * CONTINUED));
     assert!(costs.of(PAGES).unwrap() > CONTINUED * 9, "but what stays so does");
     assert_eq!((costs.of(16), costs.of(63)), (None, costs.of(PAGES).map(|ns| ns / 32 * 63)));
 }
