@@ -186,7 +186,8 @@ impl MissRatioCurve {
         self.threshold = self.threshold.min(threshold);
         self.older.threshold = self.older.threshold.min(threshold);
         let unraised = (self.threshold / u64::from(self.one_of)).max(1);
-        self.raised_from = self.raised_from.map(|from| if self.threshold < raised(from, self.one_of) { unraised } else { from });
+        self.raised_from =
+            self.raised_from.map(|from| if self.threshold < raised(from, self.one_of) { unraised } else { from });
     }
 
     /// Returns the threshold of the blocks that may be in the queue.

@@ -57,7 +57,7 @@ pub use admit::Admission;
 pub use breaker::BreakerState;
 pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
-pub use policy::{Insertion, Policy, PolicyStatus};
+pub use policy::{CLASSES, Insertion, Policy, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{
@@ -181,6 +181,8 @@ pub struct DiskEngine<M> {
     curves: Curves,
     /// Block of the page that the guest evicted last, if one was known to have its content.
     last_evicted: Option<BlockId>,
+    /// Number of classes of pages of which the agent sends one, as it says; 1 if it sends all.
+    agent_classes: u32,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -264,6 +266,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             rules: config.rules,
             curves: Curves::new(&prints),
             last_evicted: None,
+            agent_classes: 1,
             prints,
             seed: config.seed,
             index,
