@@ -123,7 +123,11 @@ impl Vm {
     fn take_evictions(&mut self, request: &GuestRequest, start: u64) -> bool {
         for offset in (0..request.data_length()).step_by(PAGE_SIZE) {
             let Ok(page) = self.guests.port_mut().take_page(request, start, offset, &self.host) else { return false };
-            let Some(page) = page else { continue };
+            let Some(page) = page else {
+                let classes = self.guests.port().agent().map_or(0, |agent| agent.classes);
+                self.engine.handle_agent(classes);
+                continue;
+            };
             if let Evicted::Admit(admitted) = self.engine.handle_evicted(page) {
                 let sent = self.servers.admit(admitted, page);
                 self.engine.handle_sent(admitted.at.server, sent);
