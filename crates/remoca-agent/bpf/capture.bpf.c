@@ -32,7 +32,8 @@ struct {
 	volatile __u32 paused;        /* not 0: there is no port; count, copy nothing */
 	volatile __u32 sample_one_in; /* above 1: copy about one page of so many */
 	volatile __u32 reader_idle;   /* set by the reader before it sleeps, cleared by the page that wakes it */
-	__u32 padding[9];
+	volatile __u32 classes;       /* above 1: copy only the pages of one class of so many */
+	__u32 padding[8];
 	/* Written here. */
 	volatile __u64 taken; /* the next ticket */
 	__u64 failed;         /* of those taken, without content */
@@ -71,12 +72,30 @@ extern const void vmemmap_base __ksym;
 
 struct pages {
 	__u64 address;
+	__u64 place; /* of the first page; see place_of */
 	__u32 sample_one_in;
+	__u32 classes;
 };
 
 static __always_inline bool sampled(__u32 one_in)
 {
 	return one_in <= 1 || ((__u64)bpf_get_prandom_u32() * one_in) >> 32 == 0;
+}
+
+/* Names a page by its file and its place there. File systems share their numbers of files, which does no harm. */
+static __always_inline __u64 place_of(struct folio *folio)
+{
+	return (__u64)folio->mapping->host->i_ino * 0x9e3779b97f4a7c15ULL + folio->index;
+}
+
+/* Whether a page is of the class that is copied: the same pages each time, and about one page of so many. */
+static __always_inline bool in_class(__u64 place, __u32 classes)
+{
+	if (classes <= 1)
+		return true;
+	place = (place ^ place >> 32) * 0xd6e8feb86659fd93ULL;
+	place = (place ^ place >> 32) * 0xd6e8feb86659fd93ULL;
+	return (place >> 32) * classes >> 32 == 0;
 }
 
 /* Takes a slot, with its ticket in `*ticket`; returns whether one was free. */
@@ -142,7 +161,7 @@ static long copy_one_of_many(__u32 index, void *context)
 {
 	struct pages *pages = context;
 
-	if (sampled(pages->sample_one_in))
+	if (in_class(pages->place + index, pages->classes) && sampled(pages->sample_one_in))
 		copy_page(pages->address + ((__u64)index << PAGE_SHIFT));
 	else
 		__sync_fetch_and_add(&shared.sampled_out, 1);
@@ -212,7 +231,10 @@ int BPF_PROG(evicted, struct folio *folio, void *shadow)
 		return 0;
 	}
 	pages.sample_one_in = shared.sample_one_in;
-	if (page_count == 1 && !sampled(pages.sample_one_in)) {
+	pages.classes = shared.classes;
+	if (pages.classes > 1)
+		pages.place = place_of(folio);
+	if (page_count == 1 && !(in_class(pages.place, pages.classes) && sampled(pages.sample_one_in))) {
 		__sync_fetch_and_add(&shared.sampled_out, 1);
 		return 0;
 	}

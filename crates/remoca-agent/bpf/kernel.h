@@ -45,6 +45,7 @@ struct super_block {
 
 struct inode {
 	struct super_block *i_sb;
+	unsigned long i_ino;
 	__u32 i_rdev;
 };
 
@@ -60,6 +61,7 @@ struct page {
 struct folio {
 	unsigned long flags;
 	struct address_space *mapping;
+	unsigned long index;
 	unsigned int _folio_nr_pages;
 };
 

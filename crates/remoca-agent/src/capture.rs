@@ -37,7 +37,8 @@ struct Shared {
     paused: AtomicU32,
     sample_one_in: AtomicU32,
     reader_idle: AtomicU32,
-    padding: [u32; 9],
+    classes: AtomicU32,
+    padding: [u32; 8],
     taken: AtomicU64,
     failed: AtomicU64,
     refused: AtomicU64,
@@ -117,6 +118,11 @@ impl Capture {
 
     pub fn set_sample_one_in(&self, one_in: u32) {
         self.shared().sample_one_in.store(one_in, Ordering::Relaxed);
+    }
+
+    /// Sets that only the pages of one class of `classes` are captured, always the same ones; 1 for all.
+    pub fn set_classes(&self, classes: u32) {
+        self.shared().classes.store(classes, Ordering::Relaxed);
     }
 
     /// Returns the reader's side of the ring. There is only one reader: a second one would free slots that are not its own.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! read:  0 "REMOCAEP" | 8 version u32 | 12 largest batch u32 | 16 received | 24 matched | 32 unmatched | 40 dropped
-//!        | 48 boot cookie | 56 advice u32                                                    (u64, little-endian)
+//!        | 48 boot cookie | 56 advice u32 | 60 classes u32                                   (u64, little-endian)
 //! write: 0 "REMOCAST" | 8 version u32 | 16 captured | 24 lost | 32 sampled out | 40 written | 48 start cookie
-//!        | 56 waiting for memory u32
+//!        | 56 waiting for memory u32 | 60 classes u32
 //! ```
 //! Pure: bytes in, values out. The VM process's input is checked here and nowhere else.
 
@@ -63,6 +63,8 @@ pub struct IdentificationPage {
     pub boot_cookie: u64,
     /// Advice to send about one page of this many, 1 to [`ADVICE_MAX`].
     pub sample_one_in: u32,
+    /// Advice to send only the pages of one class of this many, always the same ones; 1 for all.
+    pub classes: u32,
 }
 
 impl IdentificationPage {
@@ -82,6 +84,7 @@ impl IdentificationPage {
             dropped: page.u64_at(40),
             boot_cookie: page.u64_at(48),
             sample_one_in: page.u32_at(56).clamp(1, ADVICE_MAX),
+            classes: page.u32_at(60).clamp(1, ADVICE_MAX),
         })
     }
 }
@@ -102,6 +105,8 @@ pub struct StatisticsPage {
     /// Share of the last ten seconds in which some task waited for memory, in hundredths of a percent. Written as one more; 0 is for
     /// a kernel that does not tell, and for agents that did not ask it.
     pub memory_wait: Option<u32>,
+    /// Number of classes of pages of which one is sent from now on, 1 if all are. Written as 0 then, as by agents that know no classes.
+    pub classes: u32,
 }
 
 impl StatisticsPage {
@@ -115,6 +120,8 @@ impl StatisticsPage {
         }
         let wait = self.memory_wait.map_or(0, |wait| wait.min(MEMORY_WAIT_MAX) + 1);
         page.0[56..60].copy_from_slice(&wait.to_le_bytes());
+        let classes = if self.classes > 1 { self.classes } else { 0 };
+        page.0[60..64].copy_from_slice(&classes.to_le_bytes());
     }
 }
 
@@ -125,7 +132,7 @@ mod tests {
     /// Returns the bytes of the contract, written out by hand.
     fn golden_identification() -> Page {
         let mut page = Page::ZERO;
-        let bytes: [&[u8]; 9] = [
+        let bytes: [&[u8]; 10] = [
             b"REMOCAEP",
             &[1, 0, 0, 0],
             &[64, 0, 0, 0],
@@ -135,6 +142,7 @@ mod tests {
             &[1, 0, 0, 0, 0, 0, 0, 0],
             &[8, 7, 6, 5, 4, 3, 2, 1],
             &[16, 0, 0, 0],
+            &[128, 0, 0, 0],
         ];
         let bytes = bytes.concat();
         page.0[..bytes.len()].copy_from_slice(&bytes);
@@ -153,6 +161,7 @@ mod tests {
                 dropped: 1,
                 boot_cookie: 0x0102_0304_0506_0708,
                 sample_one_in: 16,
+                classes: 128,
             })
         );
     }
@@ -174,7 +183,9 @@ mod tests {
             let mut page = golden_identification();
             page.0[12..16].copy_from_slice(&batch.to_le_bytes());
             page.0[56..60].copy_from_slice(&advice.to_le_bytes());
+            page.0[60..64].copy_from_slice(&advice.to_le_bytes());
             let page = IdentificationPage::parse(&page).unwrap();
+            assert_eq!(page.classes, page.sample_one_in);
             (page.batch_page_count_max, page.sample_one_in)
         };
         assert_eq!(parse(0, 0), (1, 1));
@@ -192,9 +203,10 @@ mod tests {
             written: 5,
             start_cookie: 6,
             memory_wait: Some(0x0203),
+            classes: 128,
         };
         statistics.encode(&mut page);
-        let golden: [&[u8]; 8] = [
+        let golden: [&[u8]; 9] = [
             b"REMOCAST",
             &[1, 0, 0, 0, 0, 0, 0, 0],
             &[2, 1, 0, 0, 0, 0, 0, 0],
@@ -203,6 +215,7 @@ mod tests {
             &[5, 0, 0, 0, 0, 0, 0, 0],
             &[6, 0, 0, 0, 0, 0, 0, 0],
             &[4, 2, 0, 0],
+            &[128, 0, 0, 0],
         ];
         let golden = golden.concat();
         assert_eq!(page.0[..golden.len()], golden[..]);
@@ -211,5 +224,7 @@ mod tests {
             StatisticsPage { memory_wait: wait, ..statistics }.encode(&mut page);
             assert_eq!(page.0[56..60], written.to_le_bytes());
         }
+        StatisticsPage { classes: 1, ..statistics }.encode(&mut page);
+        assert_eq!(page.0[60..64], [0; 4], "all are sent");
     }
 }

@@ -23,6 +23,10 @@ use crate::pressure::MemoryPressure;
 use crate::process::{self, StopSignals};
 
 const TICK: Duration = Duration::from_secs(1);
+/// Tick while one class of pages is sent: the advice to send all again must not come late.
+const QUIET_TICK: Duration = Duration::from_millis(100);
+/// Number of pages written after which the advice is read again, however short the time.
+const PAGES_PER_ADVICE: u64 = 4096;
 /// How long to wait at the end for a page that another processor is copying.
 const LAST_PAGES_TIME_MAX: Duration = Duration::from_secs(5);
 /// Longest time between two reports of the statistics: the host tells by them that the agent runs.
@@ -61,6 +65,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         boot_cookie: None,
         pressure,
         sample_one_in: 1,
+        classes: 1,
         written: 0,
         start_cookie: process::start_cookie(),
         reported: None,
@@ -107,6 +112,8 @@ struct Agent<'a> {
     /// Cookie of the VM process that the port belongs to; it changes with each start of that process.
     boot_cookie: Option<u64>,
     sample_one_in: u32,
+    /// Number of classes of pages of which one is captured, 1 if all are.
+    classes: u32,
     /// Number of pages written.
     written: u64,
     start_cookie: u64,
@@ -126,9 +133,9 @@ impl Agent<'_> {
         while !signals.arrived() {
             let next = self.move_pages();
             let now = Instant::now();
-            if now >= next_tick {
+            if now >= next_tick || self.is_advice_old() {
                 self.tick(now);
-                next_tick = now + TICK;
+                next_tick = now + if self.classes > 1 { QUIET_TICK } else { TICK };
             }
             match next {
                 Next::Write => {}
@@ -136,6 +143,12 @@ impl Agent<'_> {
                 Next::Idle => self.sleep(signals, next_tick),
             }
         }
+    }
+
+    /// Returns whether so many pages were written since the last report that the advice may be another one.
+    fn is_advice_old(&self) -> bool {
+        let reported = self.reported.map_or(self.written, |(_, statistics)| statistics.written);
+        matches!(self.port, PortState::Here(_)) && self.written >= reported + PAGES_PER_ADVICE
     }
 
     /// Writes at most one batch, so that signals and ticks have their turn whatever the rate of evictions.
@@ -196,16 +209,40 @@ impl Agent<'_> {
         if self.reported.is_some_and(is_known) {
             return;
         }
-        let PortState::Here(port) = &mut self.port else { return };
-        if let Err(error) = port.write_statistics(&statistics) {
-            return self.lose_port(&format!("writing the statistics failed: {error}"));
+        if !self.report(now, statistics) {
+            return;
         }
-        let identification = port.identification();
-        self.reported = Some((now, statistics));
-        match identification {
-            Ok(identification) => self.obey(&identification),
+        let PortState::Here(port) = &mut self.port else { return };
+        match port.identification() {
+            Ok(identification) => {
+                let before = self.classes;
+                self.obey(&identification);
+                if self.classes != before {
+                    self.report_classes(now);
+                }
+            }
             Err(error) => self.lose_port(&error.to_string()),
         }
+    }
+
+    /// Reports which classes of pages come from now on, after the pages that were captured before.
+    fn report_classes(&mut self, now: Instant) {
+        if self.classes > 1 {
+            self.write_all_pages(now + LAST_PAGES_TIME_MAX);
+        }
+        let statistics = self.statistics();
+        self.report(now, statistics);
+    }
+
+    /// Writes the statistics to the port. Returns whether the port has taken them.
+    fn report(&mut self, now: Instant, statistics: StatisticsPage) -> bool {
+        let PortState::Here(port) = &mut self.port else { return false };
+        if let Err(error) = port.write_statistics(&statistics) {
+            self.lose_port(&format!("writing the statistics failed: {error}"));
+            return false;
+        }
+        self.reported = Some((now, statistics));
+        true
     }
 
     fn statistics(&self) -> StatisticsPage {
@@ -217,6 +254,7 @@ impl Agent<'_> {
             written: self.written,
             start_cookie: self.start_cookie,
             memory_wait: self.pressure.now(),
+            classes: self.classes,
         }
     }
 
@@ -233,6 +271,8 @@ impl Agent<'_> {
             }
         }
         self.capture.set_sample_one_in(self.sample_one_in);
+        self.classes = identification.classes;
+        self.capture.set_classes(self.classes);
     }
 
     fn take_port(&mut self, port: Port, identification: IdentificationPage) {

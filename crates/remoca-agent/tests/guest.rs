@@ -193,6 +193,51 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert!(state.faults.is_empty(), "{:?}", state.faults);
 }
 
+/// Tests that the agent sends one class of pages if it is advised to: about as few as it should, and the same ones at each reading.
+#[test]
+fn one_class_of_pages_is_the_same_at_each_reading() {
+    let lab = Lab::open().unwrap();
+    let data = data_disk(&lab);
+    let port = TestPort::start(BlockSet::default());
+    port.state().classes = 64;
+    let mut config = guest(&lab, "agent-classes").disk(snapshot("data", &data));
+    config.qemu_args = port.qemu_args();
+    let mut guest = config.boot(&lab).unwrap();
+    start_agent(&mut guest, "remoca-agent");
+    guest.run(MOUNT_EXT4, LIMIT).unwrap();
+    read_data(&mut guest);
+    wait_until("the agent's answer", || port.state().statistics.classes == 64);
+    let mut reading = || {
+        let before = port.state().statistics;
+        port.state().class.clear();
+        read_data(&mut guest);
+        wait_until("statistics", || port.state().statistics.sampled_out > before.sampled_out);
+        std::thread::sleep(Duration::from_secs(2));
+        let after = port.state().statistics;
+        let (captured, left_out) = (after.captured - before.captured, after.sampled_out - before.sampled_out);
+        println!("one class of 64: {captured} captured, {left_out} left out");
+        assert!(captured * 32 < left_out && captured * 128 > left_out);
+        std::mem::take(&mut port.state().class)
+    };
+    let (first, second) = (reading(), reading());
+    let common = first.intersection(&second).count();
+    println!("{} pages, {}, and {common} of these in common", first.len(), second.len());
+    assert!(common * 2 > first.len(), "another reading takes other pages");
+
+    port.state().classes = 0;
+    wait_until("the agent's answer", || {
+        read_data(&mut guest);
+        port.state().statistics.classes == 0
+    });
+    let captured = port.state().statistics.captured;
+    read_data(&mut guest);
+    wait_until("all pages", || port.state().statistics.captured > captured + 20_000);
+    let (code, said) = stop_agent(&mut guest);
+    guest.shut_down().unwrap();
+    assert_eq!(code, "0", "{said}");
+    assert!(port.state().faults.is_empty(), "{:?}", port.state().faults);
+}
+
 /// Tests that a small guest keeps its memory: what the agent takes is measured after it has sent pages, several times because
 /// the guest's kernel takes and gives back megabytes as well. Leaves the figure for `make bench-targets` (P19).
 #[test]

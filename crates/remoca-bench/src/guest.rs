@@ -34,6 +34,7 @@ impl PageCache {
 }
 
 /// Pseudorandom numbers (SplitMix64).
+#[derive(Debug)]
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,5 +1,6 @@
 //! A guest of fixed memory whose page cache is LRU, the real engine, and servers that never fail, in virtual time.
 
+use crate::agent::Agent;
 use crate::guest::PageCache;
 use remoca_core::engine::{
     Action, Admitted, DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber,
@@ -15,6 +16,8 @@ pub const REMOTE: ServerNumber = ServerNumber(1);
 const DISK_NS: u64 = 7_000_000;
 const LOCAL_NS: u64 = 2_000;
 const REMOTE_NS: u64 = 200_000;
+/// Time that a page of a quick disk takes.
+const SEEN_PAGE_NS: u64 = 25_000;
 
 /// Sizes of a guest and its cache.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +27,7 @@ pub struct Sizes {
     pub guest: PageCount,
 }
 
-/// Returns the configuration of an engine with one disk and a port.
+/// Returns the configuration of an engine with one disk and a port. A guest's memory is a little more than the files in it.
 pub fn config(Sizes { local, remote, guest }: Sizes) -> EngineConfig {
     EngineConfig {
         disks: disk_numbers(1),
@@ -32,7 +35,7 @@ pub fn config(Sizes { local, remote, guest }: Sizes) -> EngineConfig {
         seed: 1,
         cache: remote,
         local,
-        guest_memory: guest,
+        guest_memory: PageCount(guest.0 + guest.0 / 8),
         has_port: true,
         frame_sample: 0,
         send_window: 64,
@@ -60,6 +63,8 @@ pub struct Outcome {
     pub remote_hits: u64,
     /// Pages that went to the remote pools.
     pub sent: u64,
+    /// Pages that the agent took.
+    pub taken: u64,
 }
 
 impl Outcome {
@@ -80,6 +85,9 @@ pub struct Machine {
     now: Nanos,
     memory: PageCache,
     guest: PageCount,
+    agent: Agent,
+    /// What the agent takes for the time: it looks at its advice as often as where a page takes [`SEEN_PAGE_NS`].
+    seen_ns: u64,
     done: Outcome,
 }
 
@@ -93,7 +101,15 @@ impl Machine {
         let servers: Vec<_> = (0..pools).map(|pool| ServerNumber(REMOTE.0 + pool)).collect();
         engine.set_servers(Nanos(1), &servers, Leaving::AtOnce);
         let Sizes { local, remote, guest } = sizes;
-        let mut this = Self { engine, now: Nanos(1), memory: PageCache::default(), guest, done: Outcome::default() };
+        let mut this = Self {
+            engine,
+            now: Nanos(1),
+            memory: PageCache::default(),
+            guest,
+            agent: Agent::new(),
+            seen_ns: 0,
+            done: Outcome::default(),
+        };
         for server in servers {
             this.offer(server, PageCount(remote.0.div_ceil(pools)));
         }
@@ -148,9 +164,13 @@ impl Machine {
         let range = ByteRange { offset: block * PAGE_SIZE_U64, length: PAGE_SIZE_U64 };
         self.engine.handle_request(self.now, RequestId(0), DISK, GuestOp::Read(range));
         self.act(block);
-        if let Some(old) = self.memory.evict(self.guest.0 as usize)
-            && let Evicted::Admit(Admitted { at, demoted_to }) = self.engine.handle_evicted(&page(old))
-        {
+        self.seen_ns += SEEN_PAGE_NS;
+        let Some(old) = self.memory.evict(self.guest.0 as usize) else { return };
+        if !self.agent.takes(self.seen_ns, &mut self.engine, old) {
+            return;
+        }
+        self.done.taken += 1;
+        if let Evicted::Admit(Admitted { at, demoted_to }) = self.engine.handle_evicted(&page(old)) {
             for place in [Some(at), demoted_to].into_iter().flatten() {
                 self.done.sent += u64::from(place.server != LOCAL);
                 self.engine.handle_sent(place.server, 1);

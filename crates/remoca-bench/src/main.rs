@@ -1,5 +1,6 @@
 //! Benchmarks: each measures remoca and what it is compared with in one run, in alternation.
 
+mod agent;
 mod compress;
 mod cost;
 mod cpus;

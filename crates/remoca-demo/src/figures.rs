@@ -181,7 +181,8 @@ mod tests {
     fn status(counters: &[(&str, u64)], lost: u64) -> Status {
         let empty =
             LatencySummary { count: 0, sum_ns: 0, mean_us: 0., p50_us: 0., p99_us: 0., p999_us: 0., max_us: 0. };
-        let agent = AgentStats { captured: 0, lost, sampled_out: 0, written: 0, cookie: 0, memory_wait: None };
+        let agent =
+            AgentStats { captured: 0, lost, sampled_out: 0, written: 0, cookie: 0, memory_wait: None, classes: 0 };
         Status {
             name: String::new(),
             pid: 1,
@@ -219,6 +220,7 @@ mod tests {
                 agent: Some(agent),
                 agent_heard_s_ago: None,
                 advice: 0,
+                class_advice: 0,
                 nbd_clients: None,
                 offers_more: false,
             }),

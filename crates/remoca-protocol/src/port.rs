@@ -6,10 +6,13 @@
 //! its own cache.
 //! ```text
 //! identification: "REMOCAEP" | version u32 | batch pages u32 | received u64 | matched u64
-//!                 | unmatched u64 | dropped u64 | cookie u64 | advice u32
+//!                 | unmatched u64 | dropped u64 | cookie u64 | advice u32 | classes u32
 //! statistics:     "REMOCAST" | version u32 | 0 u32 | captured u64 | lost u64 | sampled out u64
-//!                 | written u64 | agent's cookie u64 | waiting for memory u32
+//!                 | written u64 | agent's cookie u64 | waiting for memory u32 | classes u32
 //! ```
+//! *classes* N advises the agent to send only the pages of one class of N, always the same ones, and the agent answers that it does: what it
+//! sends after that report is that sample. 0 is for all pages. An agent that knows no classes sends all, and leaves its word 0.
+//!
 //! The agent, which depends on no crate of the project, has its own reader and writer (`remoca-agent/src/page.rs`). The
 //! fuzz target `agent-page` checks that the two agree.
 
@@ -46,11 +49,14 @@ pub struct AgentStats {
     /// guest's kernel does not tell, or the agent is too old to ask it.
     #[serde(default)]
     pub memory_wait: Option<u32>,
+    /// Number of classes of pages of which the agent sends one; 0 if it sends all.
+    #[serde(default)]
+    pub classes: u32,
 }
 
 /// Returns the identification page with the counters of `stats`.
 #[must_use]
-pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAGE_SIZE] {
+pub fn identification(stats: &EngineStats, cookie: u64, advice: u32, classes: u32) -> [u8; PAGE_SIZE] {
     let mut page = [0; PAGE_SIZE];
     page[..8].copy_from_slice(IDENTIFICATION_MAGIC);
     page[8..12].copy_from_slice(&VERSION.to_le_bytes());
@@ -63,6 +69,7 @@ pub fn identification(stats: &EngineStats, cookie: u64, advice: u32) -> [u8; PAG
         page[16 + at * 8..24 + at * 8].copy_from_slice(&word.to_le_bytes());
     }
     page[56..60].copy_from_slice(&advice.to_le_bytes());
+    page[60..64].copy_from_slice(&classes.to_le_bytes());
     page
 }
 
@@ -77,10 +84,13 @@ pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
         word.copy_from_slice(&page[16 + at * 8..24 + at * 8]);
         u64::from_le_bytes(word)
     };
-    let mut wait = [0; 4];
-    wait.copy_from_slice(&page[56..60]);
+    let half = |at: usize| {
+        let mut half = [0; 4];
+        half.copy_from_slice(&page[at..at + 4]);
+        u32::from_le_bytes(half)
+    };
     // Agents that do not know it leave it 0.
-    let memory_wait = u32::from_le_bytes(wait).checked_sub(1).filter(|wait| *wait <= MEMORY_WAIT_MAX);
+    let memory_wait = half(56).checked_sub(1).filter(|wait| *wait <= MEMORY_WAIT_MAX);
     Some(AgentStats {
         captured: word(0),
         lost: word(1),
@@ -88,6 +98,7 @@ pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
         written: word(3),
         cookie: word(4),
         memory_wait,
+        classes: half(60),
     })
 }
 
@@ -107,12 +118,13 @@ mod tests {
             evictions_dropped: 1,
             ..EngineStats::default()
         };
-        let page = identification(&stats, 0x1122, 64);
+        let page = identification(&stats, 0x1122, 64, 128);
         assert_eq!(&page[..16], b"REMOCAEP\x01\0\0\0\0\x01\0\0");
         let words: Vec<u64> = page[16..56].as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)).collect();
         assert_eq!(words, [10, 7, 2, 1, 0x1122]);
         assert_eq!(page[56..60], 64_u32.to_le_bytes());
-        assert!(page[60..].iter().all(|byte| *byte == 0));
+        assert_eq!(page[60..64], 128_u32.to_le_bytes());
+        assert!(page[64..].iter().all(|byte| *byte == 0));
     }
 
     #[test]
@@ -124,12 +136,15 @@ mod tests {
         for (at, byte) in (16..56).step_by(8).zip(1_u8..) {
             page[at] = byte;
         }
-        let expected = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5, memory_wait: None };
+        let expected =
+            AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5, memory_wait: None, classes: 0 };
         assert_eq!(agent_stats(&page), Some(expected), "as agents write it that know no more");
         for (written, wait) in [(1_u32, Some(0)), (10_001, Some(10_000)), (10_002, None), (u32::MAX, None)] {
             page[56..60].copy_from_slice(&written.to_le_bytes());
             assert_eq!(agent_stats(&page).unwrap().memory_wait, wait);
         }
+        page[60] = 128;
+        assert_eq!(agent_stats(&page).unwrap().classes, 128);
         assert_eq!(agent_stats(&page[..512]), None);
     }
 }

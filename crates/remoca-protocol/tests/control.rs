@@ -35,7 +35,8 @@ fn disk() -> DiskStatus {
 }
 
 fn port() -> PortStatus {
-    let agent = AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5, memory_wait: Some(6) };
+    let agent =
+        AgentStats { captured: 1, lost: 2, sampled_out: 3, written: 4, cookie: 5, memory_wait: Some(6), classes: 7 };
     PortStatus {
         socket: "/p".into(),
         attached: true,
@@ -45,6 +46,7 @@ fn port() -> PortStatus {
         agent: Some(agent),
         agent_heard_s_ago: Some(2),
         advice: 64,
+        class_advice: 128,
     }
 }
 
@@ -139,7 +141,7 @@ fn a_status_is_this_line() {
         r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"outlives_crash":true,"swap_areas":1,"nbd_clients":null,"offers_more":true,"#,
         r#""traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}}],"#,
         r#""port":{"socket":"/p","attached":true,"outlives_crash":false,"nbd_clients":1,"offers_more":true,"#,
-        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5,"memory_wait":6},"agent_heard_s_ago":2,"advice":64},"#,
+        r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5,"memory_wait":6,"classes":7},"agent_heard_s_ago":2,"advice":64,"class_advice":128},"#,
         r#""counters":{"hits":3},"#,
         r#""latency":{"read":LATENCY,"read_from_cache":LATENCY,"read_from_disk":LATENCY,"write":LATENCY},"#,
         r#""hedging":{"late_after_us":100.0,"disk":{"p50_us":1.5,"p99_us":9.5},"server":null},"#,
@@ -163,7 +165,8 @@ fn what_a_former_version_did_not_say_has_a_value() {
         r#""swap_areas":1,"#,
         r#","traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}"#,
         r#""agent_heard_s_ago":2,"#,
-        r#","memory_wait":6"#,
+        r#","memory_wait":6,"classes":7"#,
+        r#","class_advice":128"#,
         r#""shrunk_from_bytes":8192,"guest_sees_size":true,"#,
         r#","guest_bytes":4,"guest_bytes_indexed":5,"guest_resident_bytes":6"#,
         r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"is_local_tier":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"hits":5,"latency_us":1.5,"pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,

@@ -3,6 +3,8 @@
 //! It replaces the VM process. So tests see the agent's actions page by page, and the port can do what a good one does
 //! not: give any advice, fail, restart with another cookie.
 
+use std::collections::HashSet;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
@@ -21,6 +23,8 @@ pub struct State {
     pub known: BlockSet,
     pub boot_cookie: u64,
     pub advice: u32,
+    /// Advice to send only the pages of one class of this many.
+    pub classes: u32,
     pub batch_page_count_max: u32,
     /// Whether every request is answered with an I/O error.
     pub failing: bool,
@@ -32,6 +36,8 @@ pub struct State {
     pub failed_request_count: u64,
     pub statistics_count: u64,
     pub statistics: Statistics,
+    /// Hashes of the pages received since the agent said that it sends one class.
+    pub class: HashSet<u64>,
     /// Violations of the contract by the agent.
     pub faults: Vec<String>,
 }
@@ -43,6 +49,7 @@ pub struct Statistics {
     pub sampled_out: u64,
     pub written: u64,
     pub start_cookie: u64,
+    pub classes: u32,
 }
 
 #[derive(Clone)]
@@ -159,11 +166,12 @@ impl State {
         page[32..40].copy_from_slice(&(self.received - self.matched).to_le_bytes());
         page[48..56].copy_from_slice(&self.boot_cookie.to_le_bytes());
         page[56..60].copy_from_slice(&self.advice.to_le_bytes());
+        page[60..64].copy_from_slice(&self.classes.to_le_bytes());
         page
     }
 
     fn take_statistics(&mut self, page: &[u8]) {
-        if page.len() != BLOCK_BYTES || page[..12] != *b"REMOCAST\x01\0\0\0" || page[60..].iter().any(|byte| *byte != 0)
+        if page.len() != BLOCK_BYTES || page[..12] != *b"REMOCAST\x01\0\0\0" || page[64..].iter().any(|byte| *byte != 0)
         {
             self.faults.push("block 0 was written with something else than statistics".to_owned());
             return;
@@ -181,6 +189,7 @@ impl State {
             sampled_out: number(32),
             written: number(40),
             start_cookie: number(48),
+            classes: u32::from_le_bytes(page[60..64].try_into().unwrap()),
         };
     }
 
@@ -189,6 +198,10 @@ impl State {
         self.request_count += 1;
         self.request_page_count_max = self.request_page_count_max.max(page_count);
         self.received += page_count;
+        if self.statistics.classes > 0 {
+            let hash = |page: &[u8]| BuildHasherDefault::<DefaultHasher>::default().hash_one(page);
+            self.class.extend(data.chunks_exact(BLOCK_BYTES).map(hash));
+        }
         if self.known.is_empty() {
             return;
         }

@@ -5,7 +5,8 @@
 //! Without an engine the same reads go to the same disk.
 
 use super::Costs;
-use crate::guest::{PageCache, Random};
+use crate::agent::Agent;
+use crate::guest::PageCache;
 use crate::machine::{DISK, REMOTE, Sizes, config};
 use remoca_core::engine::{
     Action, DiskEngine, EngineConfig, EngineStats, Evicted, FetchId, GuestOp, Leaving, PageOutcome, PoolOffer,
@@ -92,7 +93,7 @@ pub struct World {
     in_order: VecDeque<usize>,
     /// Processor time of the guest for what it evicted, not yet spent.
     debt_ns: u64,
-    random: Random,
+    agent: Agent,
     buffer: Vec<u8>,
     taken: u64,
     answered: u64,
@@ -127,7 +128,7 @@ impl World {
             entries: Vec::new(),
             in_order: VecDeque::new(),
             debt_ns: 0,
-            random: Random(9),
+            agent: Agent::new(),
             buffer: vec![1; usize::try_from(READAHEAD).unwrap_or(0) * PAGE_SIZE],
             taken: 0,
             answered: 0,
@@ -277,8 +278,7 @@ impl World {
     fn evict(&mut self) {
         while let Some(old) = self.memory.evict(self.guest_pages) {
             let Some(engine) = &mut self.engine else { continue };
-            let one_of = u64::from(engine.advice().max(1));
-            if !self.random.next().is_multiple_of(one_of) {
+            if !self.agent.takes(self.now, engine, old) {
                 self.debt_ns += self.costs.agent_page_ns / Costs::AGENT_SKIPS;
                 continue;
             }

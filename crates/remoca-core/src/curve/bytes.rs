@@ -10,7 +10,7 @@
 use super::histogram::{Histogram, WIDTH_MAX};
 use super::priority::{self, Priorities};
 use super::queue::{Queue, SAMPLES_MAX};
-use super::{MissRatioCurve, ONE_OF_MAX, PageCount};
+use super::{MissRatioCurve, ONE_OF_MAX, PageCount, Sample};
 
 const MAGIC: [u8; 8] = *b"REMOCURV";
 const VERSION: u32 = 1;
@@ -32,7 +32,7 @@ pub enum Unreadable {
 }
 
 impl MissRatioCurve {
-    /// Returns the curve as bytes. The key is not among them.
+    /// Returns the curve as bytes. The key is not among them, nor are blocks of an older sample.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let buckets: Vec<(usize, f64)> =
@@ -46,7 +46,7 @@ impl MissRatioCurve {
         bytes.extend(self.histogram.width.to_le_bytes());
         bytes.extend(self.histogram.reads.to_le_bytes());
         bytes.extend(self.histogram.beyond.max(0.).to_le_bytes());
-        bytes.extend(count(self.queue.len()));
+        bytes.extend(count(self.queue.len() - self.queue.older()));
         bytes.extend(count(buckets.len()));
         bytes.extend(self.queue.iter().flat_map(u64::to_le_bytes));
         for (bucket, weight) in buckets {
@@ -89,7 +89,7 @@ impl MissRatioCurve {
         if !input.0.is_empty() {
             return Err(Unreadable::Damaged);
         }
-        Ok(Self { priorities, threshold, queue, histogram, reach, one_of })
+        Ok(Self { priorities, threshold, queue, histogram, reach, one_of, raised_from: None, older: Sample::ALL })
     }
 }
 

@@ -52,23 +52,12 @@ impl Histogram {
         size_of_val(&*self.buckets)
     }
 
-    /// Notes the distance of a read of the block that is the `rank`th of the sample, where one sampled block stands for `weight`. Without a
-    /// rank the block is not in the queue.
-    pub(super) fn note(&mut self, rank: Option<usize>, weight: f64) {
-        let Some(rank) = rank else {
-            self.beyond += weight;
-            return;
-        };
+    /// Notes a read of a block at this distance, which stands for `weight` reads.
+    pub(super) fn note(&mut self, distance: f64, weight: f64) {
         while (self.width as f64) < weight && self.width < WIDTH_MAX {
             self.widen();
         }
-        // The middle of the blocks that the sampled block stands for.
-        let distance = (rank as f64 - 0.5) * weight;
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a rank is at least 1; rounds down"
-        )]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "never below 0; rounds down")]
         let bucket = (distance / self.width as f64) as usize;
         self.buckets[bucket.min(SAMPLES_MAX - 1)] += weight;
     }

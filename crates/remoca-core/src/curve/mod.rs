@@ -15,7 +15,8 @@
 //! 2. The curve never increases with the size.
 //!
 //! Evictions may be seen only in part: one of N at random. An evicted block that is seen then stands for N times as many, and so does a
-//! read that finds it ([`MissRatioCurve::see_one_of`]).
+//! read that finds it ([`MissRatioCurve::see_one_of`]). Where it is always the same pages that are seen, those of one class of N, N times as many
+//! blocks are sampled, so that no fewer are followed ([`MissRatioCurve::see_class_of`]).
 //!
 //! `priority.rs` samples, `queue.rs` has the sampled blocks, `histogram.rs` their distances, `bytes.rs` what survives a restart,
 //! `window.rs` the forecasts. Decision 0038.
@@ -31,7 +32,7 @@ mod window;
 use crate::units::{BlockId, BlockNumber, DiskIndex, PageCount};
 use histogram::Histogram;
 use priority::Priorities;
-use queue::Queue;
+use queue::{Place, Queue};
 use std::ops::Range;
 
 pub use bytes::Unreadable;
@@ -57,6 +58,31 @@ pub struct MissRatioCurve {
     reach: PageCount,
     /// Number of evictions for each one that is seen, 1 to [`ONE_OF_MAX`].
     one_of: u32,
+    /// Threshold to return to, while only one class of pages is seen.
+    raised_from: Option<u64>,
+    /// Sample to which the older blocks of the queue belong.
+    older: Sample,
+}
+
+/// A way to choose the blocks that are followed: those below a threshold of which an eviction is seen.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    threshold: u64,
+    one_of: u32,
+}
+
+impl Sample {
+    const ALL: Self = Self { threshold: priority::ALL, one_of: 1 };
+
+    /// Returns the share of the blocks that is below the threshold.
+    fn rate(self) -> f64 {
+        self.threshold as f64 / priority::ALL as f64
+    }
+
+    /// Returns the number of blocks, and of their reads, that one in the queue stands for.
+    fn weight(self) -> f64 {
+        f64::from(self.one_of) / self.rate()
+    }
 }
 
 impl MissRatioCurve {
@@ -65,14 +91,16 @@ impl MissRatioCurve {
     #[must_use]
     pub fn new(key: &[u8; 16], reach: PageCount) -> Self {
         let (queue, histogram) = (Queue::new(), Histogram::new());
-        Self { priorities: Priorities::new(key), threshold: priority::ALL, queue, histogram, reach, one_of: 1 }
+        let priorities = Priorities::new(key);
+        let (threshold, one_of, raised_from, older) = (priority::ALL, 1, None, Sample::ALL);
+        Self { priorities, threshold, queue, histogram, reach, one_of, raised_from, older }
     }
 
     /// Counts a read of `block` and takes it out of the queue.
     #[inline]
     pub fn read(&mut self, block: BlockId) {
         self.histogram.reads += 1.;
-        if let Some(priority) = self.priorities.find(block, self.threshold) {
+        if let Some(priority) = self.priorities.find(block, self.limit()) {
             self.note_read(priority);
         }
     }
@@ -81,9 +109,11 @@ impl MissRatioCurve {
     #[inline]
     pub fn read_and_evicted(&mut self, block: BlockId) {
         self.histogram.reads += 1.;
-        if let Some(priority) = self.priorities.find(block, self.threshold) {
+        if let Some(priority) = self.priorities.find(block, self.limit()) {
             self.note_read(priority);
-            self.put(priority);
+            if priority < self.threshold {
+                self.put(priority);
+            }
         }
     }
 
@@ -104,7 +134,7 @@ impl MissRatioCurve {
     /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
     #[inline]
     pub fn discarded(&mut self, block: BlockId) {
-        if let Some(priority) = self.priorities.find(block, self.threshold) {
+        if let Some(priority) = self.priorities.find(block, self.limit()) {
             self.queue.forget(priority);
         }
     }
@@ -133,19 +163,58 @@ impl MissRatioCurve {
             reason = "within the bounds of the threshold"
         )]
         let threshold = (rate.clamp(0., 1.) * priority::ALL as f64) as u64;
-        if threshold < self.threshold {
-            self.threshold = threshold.max(1);
-            self.queue.retain(|priority| priority < self.threshold);
+        if threshold < self.limit() {
+            self.lower(threshold.max(1));
+            self.queue.retain(|priority| priority < threshold.max(1));
         }
+    }
+
+    /// Lowers all thresholds to at most `threshold`.
+    fn lower(&mut self, threshold: u64) {
+        self.threshold = self.threshold.min(threshold);
+        self.older.threshold = self.older.threshold.min(threshold);
+        let unraised = (self.threshold / u64::from(self.one_of)).max(1);
+        self.raised_from =
+            self.raised_from.map(|from| if self.threshold < raised(from, self.one_of) { unraised } else { from });
+    }
+
+    /// Returns the threshold of the blocks that may be in the queue.
+    fn limit(&self) -> u64 {
+        if self.queue.older() > 0 { self.threshold.max(self.older.threshold) } else { self.threshold }
+    }
+
+    fn sample(&self) -> Sample {
+        Sample { threshold: self.threshold, one_of: self.one_of }
+    }
+
+    /// Sets that only the evictions of one class of pages of `classes` are seen, always the same ones; with 1 all are seen again. What the caller
+    /// says of them must not depend on this curve. `classes` times as many blocks are sampled, as far as there are so many. Blocks that are in the
+    /// queue stay there, and stand for as many blocks as before.
+    pub fn see_class_of(&mut self, classes: u32) {
+        let classes = classes.clamp(1, ONE_OF_MAX);
+        if classes == self.classes() {
+            return;
+        }
+        if self.raised_from.is_none() && self.one_of > 1 {
+            self.see_one_of(1);
+        }
+        self.queue.begin_sample();
+        self.older = self.sample();
+        let base = self.raised_from.take().unwrap_or(self.threshold);
+        self.one_of = classes;
+        self.threshold = raised(base, classes);
+        self.raised_from = (classes > 1).then_some(base);
     }
 
     /// Sets how many evictions there are for each one that is seen, at random. The queue is thinned out to the same share. If more are
     /// seen than before it is emptied: its distances would be too small.
     pub fn see_one_of(&mut self, one_of: u32) {
         let one_of = one_of.clamp(1, ONE_OF_MAX);
+        self.see_class_of(1);
         if one_of == self.one_of {
             return;
         }
+        self.queue.forget_older();
         let (was, now) = (u64::from(self.one_of), u64::from(one_of));
         // Drawn anew each time, whatever decides whether a block is sampled.
         let mix = |word: u64| (word ^ word >> 29).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -171,12 +240,7 @@ impl MissRatioCurve {
     /// Returns the share of the blocks that is sampled, above 0 and at most 1.
     #[must_use]
     pub fn rate(&self) -> f64 {
-        self.threshold as f64 / priority::ALL as f64
-    }
-
-    /// Returns what a read of a block that is in the queue stands for.
-    fn weight(&self) -> f64 {
-        f64::from(self.one_of) / self.rate()
+        self.sample().rate()
     }
 
     /// Returns the number of blocks in the queue that are followed.
@@ -191,11 +255,17 @@ impl MissRatioCurve {
         self.one_of
     }
 
+    /// Returns the number of classes of pages of which the evictions of one are seen; 1 if it is not always the same pages, or all.
+    #[must_use]
+    pub fn classes(&self) -> u32 {
+        if self.raised_from.is_some() { self.one_of } else { 1 }
+    }
+
     /// Returns the standard error that a miss ratio of this curve has by sampling, as if the followed blocks were drawn at random and
     /// read equally often. It is 0 while every block is followed.
     #[must_use]
     pub fn standard_error(&self, miss_ratio: f64) -> f64 {
-        if self.threshold == priority::ALL && self.one_of == 1 {
+        if self.threshold == priority::ALL && self.one_of == 1 && self.queue.older() == 0 {
             return 0.;
         }
         (miss_ratio * (1. - miss_ratio) / (self.queue.len() as f64).max(1.)).sqrt()
@@ -228,26 +298,41 @@ impl MissRatioCurve {
 
     /// Notes a read of a sampled block and takes it out of the queue.
     fn note_read(&mut self, priority: u64) {
-        let rank = self.queue.take(priority);
-        self.histogram.note(rank, self.weight());
-        if self.one_of > 1 {
-            // Evictions of most blocks are not seen: of the reads that one in the queue stands for, the others were not found. Each
-            // that is not found counts once.
-            let others = f64::from(self.one_of - 1) / self.rate();
-            self.histogram.beyond -= others;
-        }
+        let looked_for = if priority < self.threshold { 1. / self.rate() } else { 0. };
+        let Some(Place { rank, newer }) = self.queue.take(priority) else {
+            self.histogram.beyond += looked_for;
+            return;
+        };
+        let (present, older) = (self.sample().weight(), self.older.weight());
+        // The middle of the blocks that the sampled block stands for.
+        let rank = rank as f64 - 0.5;
+        let (distance, weight) = match newer {
+            None => (rank * present, present),
+            Some(newer) => (newer as f64 * present + rank * older, older),
+        };
+        self.histogram.note(distance, weight);
+        // Where evictions of most blocks are not seen, the others that it stands for were looked for and not found.
+        self.histogram.beyond += looked_for - weight;
     }
 
     fn put(&mut self, priority: u64) {
         self.queue.forget(priority);
         if self.queue.len() == SAMPLES_MAX {
-            self.threshold = self.queue.thin();
+            let threshold = self.queue.thin();
+            self.lower(threshold);
         }
         if priority < self.threshold {
             self.queue.put(priority);
         }
-        if self.queue.len() as f64 * self.weight() > f64::from(self.reach.0) {
+        let older = self.queue.older();
+        let blocks = (self.queue.len() - older) as f64 * self.sample().weight() + older as f64 * self.older.weight();
+        if blocks > f64::from(self.reach.0) {
             self.queue.forget_oldest();
         }
     }
+}
+
+/// Returns the threshold of `classes` times as many blocks, as far as there are so many.
+fn raised(threshold: u64, classes: u32) -> u64 {
+    threshold.saturating_mul(classes.into()).min(priority::ALL)
 }

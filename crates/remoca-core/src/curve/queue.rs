@@ -5,6 +5,7 @@
 //! live:   bit 1      | 0       | 1        | ...          a block's rank is the number of bits from its slot to the end
 //! table:  hash of a priority -> slot + 1, or 0           linear probing; a removal shifts back what follows
 //! ```
+//! Slots before `boundary` are of an *older sample*, whose blocks stand for another number of blocks ([`Queue::begin_sample`]).
 //! 1. A live slot is found by its priority in the table, and the table finds nothing else.
 //! 2. Every live slot is before `next`. When the slots end, they are moved together.
 //!
@@ -25,6 +26,18 @@ pub(super) struct Queue {
     table: Box<[u16]>,
     next: usize,
     len: usize,
+    boundary: usize,
+    /// Live slots before the boundary.
+    older: usize,
+}
+
+/// Where a block was in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Blocks of its own sample from the newest to it, itself included.
+    pub(super) rank: usize,
+    /// `None` if it is of the present sample. Otherwise the number of blocks of the present sample, which are all newer.
+    pub(super) newer: Option<usize>,
 }
 
 impl Queue {
@@ -35,6 +48,8 @@ impl Queue {
             table: vec![0; 1 << TABLE_BITS].into(),
             next: 0,
             len: 0,
+            boundary: 0,
+            older: 0,
         }
     }
 
@@ -42,23 +57,47 @@ impl Queue {
         self.len
     }
 
+    /// Returns the number of blocks of the older sample.
+    pub(super) fn older(&self) -> usize {
+        self.older
+    }
+
+    /// Begins another sample: the blocks that are in the queue now are of the older one. Those of the sample before that are removed.
+    pub(super) fn begin_sample(&mut self) {
+        self.forget_older();
+        (self.boundary, self.older) = (self.next, self.len);
+    }
+
+    /// Removes the blocks of the older sample.
+    pub(super) fn forget_older(&mut self) {
+        let boundary = std::mem::take(&mut self.boundary);
+        if std::mem::take(&mut self.older) > 0 {
+            self.retain_slots(|slot, _| slot >= boundary);
+        }
+    }
+
     /// Returns the bytes that the queue takes.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.slots) + size_of_val(&*self.live) + size_of_val(&*self.table)
     }
 
-    /// Returns the priorities, oldest first.
+    /// Returns the priorities of the present sample, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
-        (0..self.next).filter(|slot| self.is_live(*slot)).map(|slot| self.slots[slot])
+        self.from(self.boundary)
     }
 
-    /// Removes a block. Returns its rank, 1 for the newest, or `None` if it is not in the queue.
-    pub(super) fn take(&mut self, priority: u64) -> Option<usize> {
+    fn from(&self, first: usize) -> impl Iterator<Item = u64> {
+        (first..self.next).filter(|slot| self.is_live(*slot)).map(|slot| self.slots[slot])
+    }
+
+    /// Removes a block. Returns where it was, or `None` if it is not in the queue.
+    pub(super) fn take(&mut self, priority: u64) -> Option<Place> {
         let place = self.find(priority).ok()?;
         let slot = usize::from(self.table[place]) - 1;
-        let rank = self.live_from(slot);
+        let (rank, newer) = (self.live_from(slot), self.len - self.older);
+        let is_older = slot < self.boundary;
         self.remove(place, slot);
-        Some(rank)
+        Some(if is_older { Place { rank: rank - newer, newer: Some(newer) } } else { Place { rank, newer: None } })
     }
 
     /// Removes a block, if it is in the queue.
@@ -96,7 +135,7 @@ impl Queue {
 
     /// Removes the blocks of the highest priorities, one in 64 of those that the queue can hold. Returns the lowest of them.
     pub(super) fn thin(&mut self) -> u64 {
-        let mut priorities: Vec<u64> = self.iter().collect();
+        let mut priorities: Vec<u64> = self.from(0).collect();
         let kept = self.len.saturating_sub(SAMPLES_MAX / 64).max(1) - 1;
         let (_, last_kept, above) = priorities.select_nth_unstable(kept);
         let threshold = above.iter().copied().min().unwrap_or(*last_kept);
@@ -106,23 +145,34 @@ impl Queue {
 
     /// Keeps the blocks of which `stays` is true, and moves the slots together.
     pub(super) fn retain(&mut self, stays: impl Fn(u64) -> bool) {
-        let end = self.next;
-        (self.next, self.len) = (0, 0);
+        self.retain_slots(|_, priority| stays(priority));
+    }
+
+    fn retain_slots(&mut self, stays: impl Fn(usize, u64) -> bool) {
+        let (end, boundary) = (self.next, self.boundary);
+        (self.next, self.len, self.boundary, self.older) = (0, 0, 0, 0);
         self.table.fill(0);
         for slot in 0..end {
+            if slot == boundary {
+                (self.boundary, self.older) = (self.next, self.len);
+            }
             let (priority, bit) = (self.slots[slot], 1 << (slot % WORD));
             let was_live = self.live[slot / WORD] & bit != 0;
             self.live[slot / WORD] &= !bit;
             // The slot it moves to is not after its own.
-            if was_live && stays(priority) {
+            if was_live && stays(slot, priority) {
                 self.put(priority);
             }
+        }
+        if boundary == end {
+            (self.boundary, self.older) = (self.next, self.len);
         }
     }
 
     fn remove(&mut self, place: usize, slot: usize) {
         self.live[slot / WORD] &= !(1 << (slot % WORD));
         self.len -= 1;
+        self.older -= usize::from(slot < self.boundary);
         let mut hole = place;
         let mut at = (place + 1) & TABLE_MASK;
         while self.table[at] != 0 {

@@ -185,9 +185,9 @@ fn ranks_count_from_the_newest() {
     let mut queue = Queue::new();
     (0..100).for_each(|priority| queue.put(priority));
     queue.forget(50);
-    assert_eq!(queue.take(99), Some(1));
-    assert_eq!(queue.take(0), Some(98));
-    assert_eq!(queue.take(49), Some(49));
+    assert_eq!(queue.take(99).map(|place| place.rank), Some(1));
+    assert_eq!(queue.take(0).map(|place| place.rank), Some(98));
+    assert_eq!(queue.take(49).map(|place| place.rank), Some(49));
     assert_eq!(queue.take(49), None);
     queue.forget_oldest();
     assert_eq!(queue.iter().next(), Some(2));
@@ -420,6 +420,76 @@ fn when_less_is_seen_the_queue_is_thinned_out_and_when_more_is_seen_it_is_emptie
     assert!(curve.followed() > 0);
     curve.see_one_of(1);
     assert_eq!(curve.followed(), 0);
+}
+
+/// Reads a loop of 29,000 stack distance `passes` times, with the pages of one class of `classes` alone seen if `is_seen` in part.
+fn loop_by_class(curve: &mut MissRatioCurve, passes: u64, classes: u64) {
+    for at in 0..passes * 30_000 {
+        curve.read(block(at % 30_000));
+        let evicted = (at + 29_000) % 30_000;
+        if evicted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & (classes - 1) == 0 {
+            curve.evicted(block(evicted));
+        }
+    }
+}
+
+#[test]
+fn of_the_pages_one_class_is_enough() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    curve.see_class_of(64);
+    loop_by_class(&mut curve, 8, 64);
+    assert!((400..520).contains(&curve.followed()), "{}", curve.followed());
+    let ratios = curve.miss_ratios([1000, 26_000, 32_000].map(PageCount)).unwrap();
+    for (ratio, hits) in ratios.iter().zip([0., 0., 7. / 8.]) {
+        assert!((1. - ratio - hits).abs() < 0.05, "{ratios:?}");
+    }
+}
+
+/// The queue goes on when what is seen changes: all reads of the loop but those of its first pass hit, at the same distance.
+#[test]
+fn the_queue_goes_on_when_one_class_alone_is_seen_and_when_all_are_seen_again() {
+    for turns in [[1, 64, 1], [1, 1024, 1], [64, 1, 64]] {
+        let mut curve = MissRatioCurve::new(&KEY, FAR);
+        for classes in turns {
+            curve.see_class_of(classes);
+            loop_by_class(&mut curve, 4, classes.into());
+        }
+        let ratios = curve.miss_ratios([1000, 25_000, 33_000].map(PageCount)).unwrap();
+        for (ratio, hits) in ratios.iter().zip([0., 0., 11. / 12.]) {
+            assert!((1. - ratio - hits).abs() < 0.05, "{turns:?}: {ratios:?}");
+        }
+    }
+}
+
+#[test]
+fn the_rate_of_sampling_rises_while_one_class_is_seen_and_returns() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    for number in 0.. {
+        curve.evicted(block(number));
+        curve.missed(1);
+        if curve.rate() < 0.02 {
+            break;
+        }
+    }
+    let (all, followed) = (curve.rate(), curve.followed());
+    curve.see_class_of(4);
+    assert!((curve.rate() - 4. * all).abs() < 1e-9 && curve.one_of() == 4);
+    assert_eq!(curve.followed(), followed);
+    curve.see_class_of(1024);
+    assert!((curve.rate() - 1.).abs() < 1e-9, "no block is left out any more");
+    assert_eq!(
+        MissRatioCurve::from_bytes(&KEY, &curve.to_bytes()).unwrap().followed(),
+        0,
+        "what is of another sample is not kept"
+    );
+    curve.see_class_of(1);
+    assert!((curve.rate() - all).abs() < 1e-9);
+    curve.see_class_of(8);
+    curve.see_one_of(2);
+    assert_eq!((curve.one_of(), curve.followed()), (2, 0));
+    assert!((curve.rate() - all).abs() < 1e-9);
+    curve.see_class_of(4);
+    assert_eq!(curve.one_of(), 4, "in place of a part at random");
 }
 
 #[test]

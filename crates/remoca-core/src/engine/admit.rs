@@ -111,13 +111,15 @@ struct Feedback {
     matched: u32,
     /// Advice: 0 to send every page, or N to send one page in N.
     one_of: u32,
+    /// Number of classes of pages of which the agent sends one; 0 or 1 if it sends all.
+    classes: u32,
 }
 
 impl Feedback {
     fn note(&mut self, matched: bool) {
         self.received += 1;
         self.matched += u32::from(matched);
-        let window = (ADVICE_WINDOW / self.one_of.max(1)).max(64);
+        let window = (ADVICE_WINDOW / self.one_of.max(self.classes).max(1)).max(64);
         if self.received < window {
             return;
         }
@@ -199,6 +201,11 @@ impl Admit {
             Evicted::PassedOver => &mut stats.frames_passed_over,
         } += 1;
         self.sources.note_frame(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
+    }
+
+    /// Sets of how many classes of pages the agent sends one.
+    pub(super) fn see_class_of(&mut self, classes: u32) {
+        self.feedback.classes = classes;
     }
 
     /// Returns the advice to the agent: 0 to send every page, or N to send one page in N.

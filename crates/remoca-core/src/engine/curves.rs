@@ -119,7 +119,11 @@ impl Curves {
         if self.disks.len() < DISK_CURVES_MAX {
             let mut watched = Watched::new(&self.key);
             watched.curve.limit_rate(self.rate_max);
-            watched.curve.see_one_of(self.vm.curve.one_of());
+            let vm = &self.vm.curve;
+            watched.curve.see_class_of(vm.classes());
+            if vm.classes() == 1 {
+                watched.curve.see_one_of(vm.one_of());
+            }
             self.disks.insert(disk, watched);
         }
     }
@@ -148,6 +152,12 @@ impl Curves {
     pub(super) fn see_one_of(&mut self, one_of: u32) {
         if self.vm.curve.one_of() != one_of {
             self.all().for_each(|watched| watched.curve.see_one_of(one_of));
+        }
+    }
+
+    pub(super) fn see_class_of(&mut self, classes: u32) {
+        if self.vm.curve.classes() != classes {
+            self.all().for_each(|watched| watched.curve.see_class_of(classes));
         }
     }
 

@@ -1,9 +1,9 @@
 //! Evicted pages: which of them go to the cache.
 
-use super::policy::Insertion;
+use super::policy::{CLASSES, Insertion};
 use super::{Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
-use crate::index::{Offer, Place, Tiers};
+use crate::index::{Offer, Place, SlotCounts, Tiers};
 use crate::rules::Rule;
 use crate::units::{BlockId, PAGE_SIZE, PoolIndex, PoolSet};
 use std::ops::DerefMut;
@@ -47,6 +47,24 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// it is what the curves need.
     pub fn advice(&self) -> u32 {
         if self.pools.is_enabled() { self.admit.advice() } else { self.ghost_advice() }
+    }
+
+    /// Returns the advice by classes to the agent: N to send only the pages of one class of N, always the same ones, or 0 for no such advice. It
+    /// is given while what is evicted would be passed over: the insertion policy and the curves then need a sample alone.
+    pub fn class_advice(&self) -> u32 {
+        let SlotCounts { free, used, .. } = self.index.slot_counts();
+        // Free slots take every page. A few of them come and go.
+        let few = used / if self.agent_classes > 1 { 16 } else { 64 };
+        let is_quiet = self.pools.is_enabled() && self.policy.is_quiet() && free <= few && self.admit.advice() <= 1;
+        if is_quiet { CLASSES } else { 0 }
+    }
+
+    /// Notes which advice by classes the agent says that it follows: the pages that it sends from now on are those of one class of `classes`. Any
+    /// other number than [`Self::class_advice`] gives is none.
+    pub fn handle_agent(&mut self, classes: u32) {
+        self.agent_classes = if classes == CLASSES { CLASSES } else { 1 };
+        self.policy.see_class_of(self.agent_classes);
+        self.admit.see_class_of(self.agent_classes);
     }
 
     /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.

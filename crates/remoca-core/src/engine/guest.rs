@@ -198,6 +198,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 self.admit_swapped_in(id, content, offset);
             } else if by_read && content != self.prints.zero() {
                 self.admit_read(id, content, offset);
+            } else if self.agent_classes > 1 && self.index.cached(content).is_some() {
+                // Its eviction will probably not be seen, so the page stays as the newest.
+                self.index.offer(content, Place::Tail, Tiers::default());
             }
         }
     }

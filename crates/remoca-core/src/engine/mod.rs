@@ -58,7 +58,7 @@ pub use breaker::BreakerState;
 pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
 pub use evictions::{EVICTED_BATCH, EvictedContent};
-pub use policy::{Insertion, Policy, PolicyStatus};
+pub use policy::{CLASSES, Insertion, Policy, PolicyStatus};
 pub use race::HedgingStatus;
 pub use stats::EngineStats;
 pub use types::{
@@ -182,6 +182,8 @@ pub struct DiskEngine<M> {
     curves: Curves,
     /// Block of the page that the guest evicted last, if one was known to have its content.
     last_evicted: Option<BlockId>,
+    /// Number of classes of pages of which the agent sends one, as it says; 1 if it sends all.
+    agent_classes: u32,
     actions: VecDeque<Action>,
     stats: EngineStats,
 }
@@ -265,6 +267,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             rules: config.rules,
             curves: Curves::new(&prints),
             last_evicted: None,
+            agent_classes: 1,
             prints,
             seed: config.seed,
             index,

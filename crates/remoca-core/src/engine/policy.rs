@@ -11,6 +11,10 @@
 //! Which of the two is better is always tried on a small scale (miniature simulation; Waldspurger et al., USENIX ATC 2017): two
 //! *shadow caches*, which hold fingerprints but no pages, see the reads and evictions of one content in R and have one
 //! R-th of the slots. Contents are sampled by their keyed fingerprint, so that no guest can choose what is seen. Decision 0037.
+//!
+//! What is passed over need not be sent. While nothing is inserted ([`Policy::is_quiet`]) the agent is advised to send only the pages of one
+//! class of [`CLASSES`], always the same ones. These are the sample of the shadow caches then. An entry that came so stands for more contents
+//! than others, and takes as much more room; so the shadow caches go on when the sample changes. Decision 0049.
 
 use crate::fingerprint::Fingerprint;
 use crate::units::PageCount;
@@ -24,6 +28,10 @@ const SHADOW_ENTRIES: u32 = 1024;
 const RENEWAL_READS: u32 = 16;
 /// Number of sampled reads between two decisions.
 const DECISION_READS: u32 = 32;
+/// Number of classes into which the agent divides the guest's pages, to send one of them. A power of two.
+pub const CLASSES: u32 = 128;
+/// Minimum number of pages of a cache for which one class is enough: its shadow caches hold 64 entries of that class.
+const QUIET_CAPACITY_MIN: u32 = 64 * CLASSES;
 
 /// Policy by which evicted pages enter a full cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,9 +59,13 @@ impl Turns {
 #[derive(Debug)]
 struct Shadow {
     insertion: Insertion,
-    capacity: usize,
-    positions: BTreeMap<[u32; 3], i64>,
+    capacity: u32,
+    /// Position and weight of each entry: how many sampled contents it stands for.
+    positions: BTreeMap<[u32; 3], (i64, u32)>,
     queue: BTreeMap<i64, Fingerprint>,
+    /// Sum of the weights, and the number of entries of more than 1.
+    weight: u32,
+    heavy: u32,
     /// Positions that no entry ever had: before the first and after the last.
     before: i64,
     after: i64,
@@ -63,62 +75,78 @@ struct Shadow {
 impl Shadow {
     fn new(insertion: Insertion) -> Self {
         let (positions, queue) = (BTreeMap::new(), BTreeMap::new());
-        Self { insertion, capacity: 0, positions, queue, before: -1, after: 0, turns: Turns::default() }
+        let (capacity, weight, heavy) = (0, 0, 0);
+        Self { insertion, capacity, positions, queue, weight, heavy, before: -1, after: 0, turns: Turns::default() }
     }
 
     fn clear(&mut self) {
         self.positions.clear();
         self.queue.clear();
+        (self.weight, self.heavy) = (0, 0);
     }
 
-    fn is_full(&self) -> bool {
-        self.queue.len() >= self.capacity
+    /// Returns whether an entry of this weight takes the place of another one.
+    fn is_full(&self, weight: u32) -> bool {
+        self.weight + weight > self.capacity
     }
 
-    fn resize(&mut self, capacity: usize) {
+    fn resize(&mut self, capacity: u32) {
         self.capacity = capacity;
-        while self.queue.len() > capacity {
+        while self.weight > capacity {
             self.discard();
         }
     }
 
     fn retain(&mut self, stays: impl Fn(Fingerprint) -> bool) {
-        self.positions.retain(|content, _| stays(Fingerprint(*content)));
-        self.queue.retain(|_, content| stays(*content));
+        let contents: Vec<_> = self.queue.values().copied().filter(|content| !stays(*content)).collect();
+        contents.into_iter().for_each(|content| self.forget(content));
     }
 
     fn discard(&mut self) {
-        if let Some((_, content)) = self.queue.pop_first() {
-            self.positions.remove(&content.0);
+        if let Some((_, content)) = self.queue.first_key_value() {
+            self.forget(*content);
         }
     }
 
-    fn put(&mut self, content: Fingerprint, position: i64) {
-        if let Some(old) = self.positions.insert(content.0, position) {
-            self.queue.remove(&old);
+    fn has(&self, content: Fingerprint) -> bool {
+        self.positions.contains_key(&content.0)
+    }
+
+    fn forget(&mut self, content: Fingerprint) {
+        if let Some((position, weight)) = self.positions.remove(&content.0) {
+            self.queue.remove(&position);
+            self.weight -= weight;
+            self.heavy -= u32::from(weight > 1);
         }
+    }
+
+    fn put(&mut self, content: Fingerprint, position: i64, weight: u32) {
+        self.forget(content);
+        self.positions.insert(content.0, (position, weight));
         self.queue.insert(position, content);
+        self.weight += weight;
+        self.heavy += u32::from(weight > 1);
     }
 
-    /// Notes a read, and returns whether it hits.
-    fn read(&mut self, content: Fingerprint) -> bool {
-        let hits = self.positions.contains_key(&content.0);
-        if hits {
-            self.put(content, self.before);
-            self.before -= 1;
+    /// Notes a read. Returns the weight of the entry that it hits; 0 if it hits none.
+    fn read(&mut self, content: Fingerprint) -> u32 {
+        let Some((_, weight)) = self.positions.get(&content.0).copied() else { return 0 };
+        self.put(content, self.before, weight);
+        self.before -= 1;
+        weight
+    }
+
+    fn evicted(&mut self, content: Fingerprint, weight: u32) {
+        let takes_a_place = !self.has(content) && self.is_full(weight);
+        if takes_a_place && self.insertion == Insertion::Bimodal && !self.turns.is_next_inserted() {
+            return;
         }
-        hits
-    }
-
-    fn evicted(&mut self, content: Fingerprint) {
-        if !self.positions.contains_key(&content.0) && self.is_full() {
-            if self.insertion == Insertion::Bimodal && !self.turns.is_next_inserted() {
-                return;
-            }
+        self.forget(content);
+        while self.is_full(weight) && !self.queue.is_empty() {
             self.discard();
         }
-        if self.capacity > 0 {
-            self.put(content, self.after);
+        if weight <= self.capacity {
+            self.put(content, self.after, weight);
             self.after += 1;
         }
     }
@@ -128,39 +156,44 @@ impl Shadow {
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
     reads: u32,
+    /// Of these, the reads since the shadow caches are full.
+    in_full: u32,
     /// Reads that hit in both, with LRU alone, and with bimodal insertion alone.
     both: u32,
     lru: u32,
     bimodal: u32,
+    /// Sum of the squares of the weights of the latter two.
+    variance: u32,
 }
 
 impl Tally {
-    fn note(&mut self, lru: bool, bimodal: bool) {
-        self.reads += 1;
-        match (lru, bimodal) {
-            (true, true) => self.both += 1,
-            (true, false) => self.lru += 1,
-            (false, true) => self.bimodal += 1,
-            (false, false) => {}
-        }
+    /// Notes a read that hits entries of these weights.
+    fn note(&mut self, is_counted: bool, is_full: bool, lru: u32, bimodal: u32) {
+        self.reads += u32::from(is_counted);
+        self.in_full += u32::from(is_counted && is_full);
+        let both = lru.min(bimodal);
+        self.both += both;
+        self.lru += lru - both;
+        self.bimodal += bimodal - both;
+        self.variance += lru.abs_diff(bimodal).pow(2);
     }
 
     fn halve(&mut self) {
-        let Self { reads, both, lru, bimodal } = self;
-        [reads, both, lru, bimodal].into_iter().for_each(|count| *count /= 2);
+        let Self { reads, in_full, both, lru, bimodal, variance } = self;
+        [reads, in_full, both, lru, bimodal, variance].into_iter().for_each(|count| *count /= 2);
     }
 
     /// Difference that chance makes now and then, if both policies are equally good.
     fn noise(&self) -> u32 {
-        3 * (self.lru + self.bimodal).isqrt()
+        3 * self.variance.isqrt()
     }
 
-    /// Returns the policy that should follow `now`. `window` is the number of reads after which no hit means that nothing
-    /// is read again in time.
+    /// Returns the policy that should follow `now`. `window` is the number of reads of full caches after which no hit means that nothing is
+    /// read again in time.
     fn verdict(&self, now: Insertion, window: u32) -> Insertion {
         let least = self.noise().max(self.reads / 50);
         let hits = self.both + self.lru + self.bimodal;
-        let is_in_vain = self.reads >= window && hits * 100 < self.reads;
+        let is_in_vain = self.in_full >= window && hits * 100 < self.reads;
         match now {
             Insertion::Lru if self.bimodal > self.lru + least || is_in_vain => Insertion::Bimodal,
             Insertion::Bimodal if self.lru > self.bimodal + self.noise() => Insertion::Lru,
@@ -190,12 +223,6 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn note(&mut self, cache: bool, shadow: bool) {
-        self.reads += 1;
-        self.cache += u32::from(cache);
-        self.shadow += u32::from(shadow);
-    }
-
     /// Returns the renewal of a cache of `capacity` pages.
     fn verdict(&self, capacity: PageCount) -> Renewal {
         let behind = self.shadow.saturating_sub(self.cache).saturating_sub(3 * self.shadow.isqrt());
@@ -226,6 +253,8 @@ pub struct Policy {
     capacity: PageCount,
     /// One content in this many, a power of two, is sampled.
     one_of: u32,
+    /// Number of classes of pages of which the evictions of one are seen; 1 if all are.
+    classes: u32,
     lru: Shadow,
     bimodal: Shadow,
     tally: Tally,
@@ -249,6 +278,7 @@ impl Policy {
             in_force: Insertion::Lru,
             capacity: PageCount(0),
             one_of: 1,
+            classes: 1,
             lru: Shadow::new(Insertion::Lru),
             bimodal: Shadow::new(Insertion::Bimodal),
             tally: Tally::default(),
@@ -278,7 +308,7 @@ impl Policy {
 
     /// Returns the policy in force, and what each would hit.
     pub(super) fn status(&self) -> PolicyStatus {
-        let Tally { reads, both, lru, bimodal } = self.tally;
+        let Tally { reads, both, lru, bimodal, .. } = self.tally;
         let share = |hits: u32| (reads > 0).then(|| f64::from(hits) / f64::from(reads));
         PolicyStatus { in_force: self.in_force, lru: share(both + lru), bimodal: share(both + bimodal) }
     }
@@ -290,33 +320,58 @@ impl Policy {
         }
         self.capacity = capacity;
         let one_of = capacity.0.div_ceil(SHADOW_ENTRIES).max(1).checked_next_power_of_two().unwrap_or(1 << 31);
-        let is_wider = one_of < self.one_of;
+        // Of the contents that were not sampled before, nothing is known; nor is what an entry of a class stands for now.
+        let goes_on = one_of == self.one_of || (one_of > self.one_of && self.classes == 1 && !self.has_heavy());
         self.one_of = one_of;
-        let size = (capacity.0 / one_of) as usize;
         for shadow in [&mut self.lru, &mut self.bimodal] {
-            // Of the contents that were not sampled before, nothing is known.
-            shadow.retain(|content| !is_wider && is_one(content, one_of));
-            shadow.resize(size);
+            shadow.retain(|content| goes_on && is_one(content, one_of));
+            shadow.resize(capacity.0 / one_of);
         }
         (self.tally, self.comparison) = (Tally::default(), Comparison::default());
+    }
+
+    /// Sets that the evictions of one class of pages of `classes` are seen, always the same ones; 1 if all are.
+    pub(super) fn see_class_of(&mut self, classes: u32) {
+        self.classes = classes;
+    }
+
+    /// Returns whether no page takes the place of another one for now, and one class of pages is enough for the shadow caches.
+    pub(super) fn is_quiet(&self) -> bool {
+        let inserts_none = matches!(self.renewal, Renewal::Keep | Renewal::Whole(0));
+        self.in_force == Insertion::Bimodal && inserts_none && self.capacity.0 >= QUIET_CAPACITY_MIN
+    }
+
+    fn has_heavy(&self) -> bool {
+        self.lru.heavy + self.bimodal.heavy > 0
     }
 
     /// Returns whether the reads and evictions of this content are to be noted.
     #[inline]
     pub fn samples(&self, content: Fingerprint) -> bool {
-        self.adapts && is_one(content, self.one_of)
+        let is_entry = || self.has_heavy() && (self.lru.has(content) || self.bimodal.has(content));
+        self.adapts && (self.is_of_sample(content) || is_entry())
+    }
+
+    /// Returns whether an evicted page of this content becomes an entry: of all that are sent in part those of a class.
+    fn is_of_sample(&self, content: Fingerprint) -> bool {
+        is_one(content, (self.one_of / self.classes).max(1))
     }
 
     /// Notes that the guest has read a block with a sampled content, which the cache held or not.
     pub fn note_read(&mut self, content: Fingerprint, is_cached: bool) {
         let (lru, bimodal) = (self.lru.read(content), self.bimodal.read(content));
-        if !self.lru.is_full() || self.lru.capacity == 0 {
+        if self.lru.capacity == 0 {
             return;
         }
-        self.tally.note(lru, bimodal);
+        // Of what class a page is that is read, nobody knows.
+        let is_counted = is_one(content, self.one_of);
+        let is_full = self.lru.is_full(self.weight());
+        self.tally.note(is_counted, is_full, lru, bimodal);
         let entries = (self.capacity.0 / self.one_of).max(DECISION_READS);
-        if self.tally.reads.is_multiple_of(DECISION_READS) {
-            let next = self.tally.verdict(self.in_force, 2 * entries);
+        // Hits of a class come one by one, with many reads between them.
+        let is_due = (is_counted && self.tally.reads.is_multiple_of(DECISION_READS)) || lru.max(bimodal) > 1;
+        if is_full && is_due {
+            let next = self.tally.verdict(self.in_force, entries / 2);
             if next != self.in_force {
                 (self.in_force, self.tally) = (next, Tally::default());
                 (self.renewal, self.comparison) = (Renewal::Keep, Comparison::default());
@@ -326,11 +381,18 @@ impl Policy {
             self.tally.halve();
         }
         if self.in_force == Insertion::Bimodal {
-            self.comparison.note(is_cached, bimodal);
+            self.comparison.reads += u32::from(is_counted);
+            self.comparison.cache += u32::from(is_counted && is_cached);
+            self.comparison.shadow += bimodal;
             if self.comparison.reads >= RENEWAL_READS * entries {
                 self.renew();
             }
         }
+    }
+
+    /// Returns how many sampled contents one stands for that is evicted now.
+    fn weight(&self) -> u32 {
+        (self.classes / self.one_of).max(1)
     }
 
     /// Decides how pages are replaced until the next decision.
@@ -345,8 +407,11 @@ impl Policy {
 
     /// Notes that the guest has evicted a page with a sampled content, which the disk is known to hold.
     pub fn note_eviction(&mut self, content: Fingerprint) {
-        self.lru.evicted(content);
-        self.bimodal.evicted(content);
+        let (is_of_sample, weight) = (self.is_of_sample(content), self.weight());
+        for shadow in [&mut self.lru, &mut self.bimodal] {
+            // The others of its class are not seen any more.
+            if is_of_sample { shadow.evicted(content, weight) } else { shadow.forget(content) }
+        }
     }
 
     /// Returns whether the next page that could take the place of another one is inserted.
@@ -404,7 +469,8 @@ mod tests {
 
     #[test]
     fn chance_does_not_decide() {
-        let tally = |reads, both, lru, bimodal| Tally { reads, both, lru, bimodal };
+        let tally =
+            |reads, both, lru, bimodal| Tally { reads, in_full: reads, both, lru, bimodal, variance: lru + bimodal };
         let verdict = |tally: Tally, now| tally.verdict(now, 2048);
         for (tally, from_lru, from_bimodal) in [
             (tally(64, 0, 0, 9), Insertion::Lru, Insertion::Bimodal),
@@ -419,6 +485,105 @@ mod tests {
             let verdicts = (verdict(tally, Insertion::Lru), verdict(tally, Insertion::Bimodal));
             assert_eq!(verdicts, (from_lru, from_bimodal), "{tally:?}");
         }
+    }
+
+    /// A guest without memory in front of a cache of 8,192 pages, of which the shadow caches follow 1 in 8.
+    struct Guest {
+        policy: Policy,
+        /// Whether the agent follows the advice.
+        follows: bool,
+        sent: u32,
+    }
+
+    impl Guest {
+        fn new(follows: bool) -> Self {
+            let mut policy = Policy::new();
+            policy.fit(PageCount(8192));
+            Self { policy, follows, sent: 0 }
+        }
+
+        /// Reads pages and evicts each at once. Returns the number of pages that the agent sent.
+        fn read(&mut self, numbers: std::ops::Range<u32>) -> u32 {
+            let before = self.sent;
+            for number in numbers {
+                let mixed = number.wrapping_mul(0x9e37_79b9);
+                let content = Fingerprint([mixed ^ mixed >> 15, number, number]);
+                if self.policy.samples(content) {
+                    self.policy.note_read(content, false);
+                }
+                if number.is_multiple_of(512) && self.follows {
+                    self.policy.see_class_of(if self.policy.is_quiet() { CLASSES } else { 1 });
+                }
+                let class = number.wrapping_mul(0x85eb_ca6b) >> 25;
+                if self.policy.classes == 1 || class == 0 {
+                    self.sent += 1;
+                    if self.policy.samples(content) {
+                        self.policy.note_eviction(content);
+                    }
+                }
+            }
+            self.sent - before
+        }
+    }
+
+    #[test]
+    fn one_class_is_enough_to_see_that_pages_are_hit_again() {
+        for follows in [true, false] {
+            let mut guest = Guest::new(follows);
+            assert_eq!(guest.read(0..10_000), 10_000);
+            assert!(!guest.policy.is_quiet(), "the shadow caches were not full for long");
+            guest.read(10_000..16_384);
+            assert!(guest.policy.is_quiet(), "nothing was hit");
+            let sent = guest.read(20_000..60_000);
+            assert_eq!(sent < 500, follows, "{sent} sent");
+            // A loop that fits the cache.
+            guest.read(100_000..107_000);
+            assert!(guest.policy.is_quiet());
+            guest.read(100_000..104_000);
+            assert_eq!((guest.policy.in_force, guest.policy.is_quiet()), (Insertion::Lru, false));
+            // What came as a class goes on to stand for others, until it is evicted again.
+            assert_eq!(guest.policy.has_heavy(), follows);
+            (0..6).for_each(|_| _ = guest.read(100_000..107_000));
+            assert_eq!(guest.policy.in_force, Insertion::Lru);
+            assert!(guest.policy.status().lru.unwrap() > 0.9, "{:?}", guest.policy.status());
+            assert!(guest.policy.lru.heavy < 10 && guest.policy.lru.weight <= 1024);
+            // One that does not.
+            (0..12).for_each(|_| _ = guest.read(200_000..212_288));
+            assert!(guest.policy.is_quiet(), "{:?}", guest.policy.status());
+            let sent = guest.read(200_000..212_288);
+            assert_eq!(sent < 200, follows, "{sent} sent");
+        }
+    }
+
+    #[test]
+    fn a_small_cache_has_too_few_entries_of_a_class() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(8191));
+        policy.restore(true);
+        assert!(!policy.is_quiet());
+        policy.fit(PageCount(8192));
+        assert!(policy.is_quiet());
+        for renewal in [Renewal::Slow, Renewal::Whole(1)] {
+            policy.renewal = renewal;
+            assert!(!policy.is_quiet(), "pages are inserted");
+        }
+    }
+
+    #[test]
+    fn an_entry_of_a_class_takes_the_room_of_those_that_it_stands_for() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(8192));
+        policy.see_class_of(CLASSES);
+        (0..100).for_each(|number| policy.note_eviction(content(number)));
+        assert_eq!((policy.lru.weight, policy.lru.heavy), (64 * 16, 64));
+        assert_eq!(entries(&policy)[0], 36);
+        policy.see_class_of(1);
+        policy.note_eviction(content(99));
+        assert!(!policy.lru.has(content(99)), "what is seen now is another sample");
+        policy.note_eviction(content(96));
+        assert_eq!((policy.lru.weight, policy.lru.heavy), (62 * 16 + 1, 62));
+        policy.fit(PageCount(16384));
+        assert_eq!((policy.lru.weight, policy.lru.heavy), (0, 0), "nobody knows what they stand for now");
     }
 
     #[test]

@@ -131,8 +131,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         pool.hits += 1;
         // The block may have been written in the meantime. The slot then holds only a copy of its old content.
         if self.index.holds(fetch.slot, fetch.content) {
-            // If pages are admitted as they are read, this one will not be sent again.
-            let promote = self.admit.admission() == Admission::Reads && !self.disks.is_swap(fetch.block);
+            // If pages are admitted as they are read, or most evictions are not seen, this one will not be sent again.
+            let stays = self.admit.admission() == Admission::Reads || self.agent_classes > 1;
+            let promote = stays && !self.disks.is_swap(fetch.block);
             self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
             if pool.is_local() && self.disks.is_swap(fetch.block) {
                 self.index.note_silent(fetch.slot);

@@ -161,8 +161,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Follows a change of what is seen of evictions.
     fn follow_evictions(&mut self) {
         let has_agent = self.admit.admission() == Admission::Evictions;
-        let one_of = if has_agent { self.advice().max(1) } else { 1 };
-        self.curves.see_one_of(one_of);
+        let classes = if has_agent { self.agent_classes } else { 1 };
+        self.curves.see_class_of(classes);
+        if classes == 1 {
+            self.curves.see_one_of(if has_agent { self.advice().max(1) } else { 1 });
+        }
         let guest_memory = (has_agent && self.is_ghost()).then(|| self.index.layout().resident_limit());
         self.curves.note_contents(guest_memory);
     }

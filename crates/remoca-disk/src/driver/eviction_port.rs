@@ -101,7 +101,7 @@ impl EvictionPort {
         request.fill_zero(0, request.data_length())?;
         if start == 0 {
             let cookie = self.port.as_ref().map_or(0, |port| port.cookie);
-            let page = port::identification(&engine.stats(), cookie, engine.advice());
+            let page = port::identification(&engine.stats(), cookie, engine.advice(), engine.class_advice());
             let length = request.data_length().min(PAGE_SIZE);
             request.copy_to_guest(0, &page[..length])?;
         }

@@ -45,6 +45,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             agent: vm.guests.port().agent(),
             agent_heard_s_ago: vm.guests.port().heard_at().map(|at| vm.host.time_since(at).as_secs()),
             advice: vm.engine.advice(),
+            class_advice: vm.engine.class_advice(),
         }),
         counters: stats.named().into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         trace_lost,

@@ -124,6 +124,10 @@ impl Vm {
         for offset in (0..request.data_length()).step_by(EVICTED_BATCH * PAGE_SIZE) {
             let taken = self.guests.port_mut().take_pages(request, start, offset, &self.host);
             let Ok(evicted) = taken else { return false };
+            if evicted.start > 0 {
+                let classes = self.guests.port().agent().map_or(0, |agent| agent.classes);
+                self.engine.handle_agent(classes);
+            }
             let contents = self.engine.look_at_evicted(&self.guests.port().pages()[evicted.clone()]);
             for (at, content) in evicted.zip(contents.into_iter().flatten()) {
                 if let Evicted::Admit(admitted) = self.engine.handle_evicted_content(content) {

@@ -236,6 +236,9 @@ pub struct PortStatus {
     pub agent_heard_s_ago: Option<u64>,
     /// Advice to the agent: N to send one page in N, or 0 to send every page.
     pub advice: u32,
+    /// Advice to the agent: N to send only the pages of one class of N, or 0 to send those of all.
+    #[serde(default)]
+    pub class_advice: u32,
 }
 
 /// Latencies from the arrival of a request to its completion.

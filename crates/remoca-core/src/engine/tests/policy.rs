@@ -1,7 +1,7 @@
 //! Which evicted pages take the place of others.
 
 use super::*;
-use crate::engine::policy::Insertion;
+use crate::engine::policy::{CLASSES, Insertion};
 
 /// Number of blocks of a loop that is larger than the cache.
 const LOOP: u8 = 12;
@@ -112,4 +112,56 @@ fn free_slots_and_swap_areas_take_every_page() {
         assert!(matches!(bench.engine.handle_evicted(&page(bno)), Evicted::Admit(_)), "{bno}");
         bench.engine.handle_sent(SERVER, 1);
     }
+}
+
+#[test]
+fn while_nothing_is_inserted_one_class_of_pages_is_asked_for() {
+    let large = PageCount(8192);
+    let config = EngineConfig { cache: large, slots_per_turn: large.0, ..config() };
+    let mut bench = Bench::new(config);
+    let offer = PoolOffer { generation: 1, npages: PageCount(0), available: large, sends_received: 0 };
+    bench.engine.handle_answer(bench.now, SERVER, Some(offer));
+    while bench.engine.index().slot_counts().free < large.0 {
+        bench.wait(MS);
+        bench.engine.handle_timer(bench.now);
+        bench.grant();
+    }
+    assert_eq!(bench.engine.class_advice(), 0);
+    bench.engine.policy.restore(true);
+    bench.engine.policy.fit(large);
+    assert_eq!(bench.engine.class_advice(), 0, "free slots take every page");
+    let content = |number: u32| {
+        let mut page = page(1);
+        page[..4].copy_from_slice(&number.to_le_bytes());
+        page
+    };
+    let take = |bench: &mut Bench, number: u32| {
+        bench.do_from_disk(GuestOp::Read(blocks(number.into(), 1)), &content(number));
+        let evicted = bench.engine.handle_evicted(&content(number));
+        bench.engine.handle_sent(SERVER, 1);
+        evicted
+    };
+    for number in 0..large.0 {
+        let evicted = take(&mut bench, number);
+        assert!(matches!(evicted, Evicted::Admit(_)), "{number}: {evicted:?}");
+    }
+    assert_eq!(bench.engine.class_advice(), CLASSES);
+    assert_eq!(take(&mut bench, 9000), Evicted::PassedOver, "as long as an agent sends all");
+    let one_of = |bench: &mut Bench| {
+        take(bench, 9001);
+        bench.engine.curve(bench.now, None, &[]).unwrap().one_of
+    };
+    assert_eq!(one_of(&mut bench), 1);
+    bench.engine.handle_agent(CLASSES);
+    assert_eq!(one_of(&mut bench), CLASSES);
+    // The guest's next eviction of a page that hits is probably not seen: the page stays.
+    let [Action::Fetch { fetch, at }] = bench.read(0, blocks(1, 1))[..] else { panic!("it is cached") };
+    bench.engine.handle_page(bench.now, SERVER, fetch, &content(1));
+    bench.actions();
+    assert_eq!(bench.engine.index().queue(POOL).last().map(|(slot, _)| slot), Some(at.slot));
+    bench.engine.handle_agent(CLASSES / 2);
+    assert_eq!(one_of(&mut bench), 1, "it was not asked for this");
+    bench.engine.handle_agent(CLASSES);
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
+    assert_eq!(bench.engine.class_advice(), 0);
 }
