@@ -18,15 +18,16 @@ use std::sync::mpsc::channel;
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
-/// How long a thread must not have moved to count as one that waits.
-const AT_REST: Duration = Duration::from_millis(300);
-/// Longest wait for that.
+/// Time between two looks at a thread.
+const LOOK: Duration = Duration::from_millis(20);
+/// Longest wait for a thread to come to rest.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Variable that keeps the C library from copying pages by one repeated instruction, which would stop once for each byte.
 pub const ENVIRONMENT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
 
 /// Counter of one program's instructions. A program that is being counted dies with this one.
 pub struct Steps {
+    pid: Pid,
     count: Arc<AtomicU64>,
     is_to_end: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
@@ -46,7 +47,7 @@ impl Steps {
             follow(pid, &shared.0, &shared.1)
         });
         match receiver.recv() {
-            Ok(()) => Ok(Self { count, is_to_end, thread }),
+            Ok(()) => Ok(Self { pid, count, is_to_end, thread }),
             Err(_) => Err(ended(thread).err().unwrap_or_else(|| anyhow!("nothing is counted"))),
         }
     }
@@ -58,20 +59,29 @@ impl Steps {
         ended(self.thread)
     }
 
-    /// Returns the number of instructions so far, as soon as the program waits for something.
+    /// Returns the number of instructions so far, as soon as the thread waits for something. One that was just given work may not have begun.
     pub fn at_rest(&self) -> Result<u64> {
         let began = Instant::now();
-        let mut last = self.count.load(Ordering::Relaxed);
+        let mut last = None;
         loop {
-            sleep(AT_REST);
             ensure!(!self.thread.is_finished(), "the program has ended, or its instructions are no longer counted");
             let now = self.count.load(Ordering::Relaxed);
-            if now == last {
+            // Twice, because it may have gone on between the two looks at it.
+            if !self.waits()? {
+                last = None;
+            } else if last.replace(now) == Some(now) {
                 return Ok(now);
             }
             ensure!(began.elapsed() < PATIENCE, "the program does not come to rest");
-            last = now;
+            sleep(LOOK);
         }
+    }
+
+    /// Returns whether the thread waits in a system call. One that is being counted is stopped or runs otherwise.
+    fn waits(&self) -> Result<bool> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
+        // The name before the state may have anything in it.
+        Ok(stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
     }
 }
 
@@ -153,7 +163,8 @@ mod tests {
             use std::io::Write;
             let before = steps.at_rest().unwrap();
             writeln!(pipe, "{n}").unwrap();
-            steps.at_rest().unwrap() - before
+            let mut counts = std::iter::repeat_with(|| steps.at_rest().unwrap() - before);
+            counts.find(|count| *count > 0).unwrap()
         };
         count(3);
         let [once, again, more] = [3, 3, 6].map(&mut count);
