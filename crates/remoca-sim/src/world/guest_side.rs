@@ -6,9 +6,7 @@ use crate::disk::{Applied, Io, IoId, IoKind};
 use crate::guest::{DiskState, Pending, covered, touched};
 use crate::plan::{Eviction, Fill, Kind};
 use crate::violation::{Promise, Violation};
-use remoca_core::engine::{
-    Admission, BreakerState, CLASSES, DiskError, Evicted, GuestOp, PoolSlot, PoolStatus, RequestId,
-};
+use remoca_core::engine::{Admission, BreakerState, DiskError, Evicted, GuestOp, PoolSlot, PoolStatus, RequestId};
 use remoca_core::units::ByteRange;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -275,11 +273,6 @@ impl World<'_> {
             && taking().all(|pool| self.has_room(pool))
             // During a resize, some slots may not be filled.
             && !self.vm.engine.index().is_resizing();
-        if self.random.one_in(64) {
-            // Agents of all ages, that say what they like of the classes of pages that they send.
-            let classes = if self.random.one_in(2) { CLASSES } else { self.vm.engine.class_advice() };
-            self.vm.engine.handle_agent(classes);
-        }
         let evicted = self.vm.engine.handle_evicted(&bytes(&page));
         self.note(None, || format!("evicted {}: {evicted:?}", describe(&page)));
         self.tally.evictions += 1;
