@@ -262,6 +262,7 @@ fn host_package(guest: &mut Guest) -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn a_package_brings_a_working_agent_with_one_command() -> Result<()> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "256M")?;

@@ -223,7 +223,12 @@ fn port_text(port: &PortStatus) -> String {
         Agent::SilentFor(seconds) => format!("agent silent for {seconds} s"),
     };
     let counters = port.agent.map_or(String::new(), |agent| {
-        format!(": {} captured, {} lost, {} left out", agent.captured, agent.lost, agent.sampled_out)
+        // Otherwise it looks as if the guest evicts next to nothing.
+        let classes = match agent.classes {
+            0 | 1 => String::new(),
+            of => format!("; sends one page of {of} as a sample, because the cache would keep none of them"),
+        };
+        format!(": {} captured, {} lost, {} left out{classes}", agent.captured, agent.lost, agent.sampled_out)
     });
     format!("{}, {attached}, {state}{counters}", port.socket)
 }
@@ -338,6 +343,11 @@ mod tests {
         assert_eq!(
             port_text(&port),
             "p, attached (must reconnect after a crash), agent silent for 61 s: 3 captured, 2 lost, 1 left out"
+        );
+        port.agent.as_mut().unwrap().classes = 128;
+        let text = port_text(&port);
+        assert!(
+            text.ends_with("1 left out; sends one page of 128 as a sample, because the cache would keep none of them")
         );
     }
 

@@ -61,8 +61,7 @@ pub const COLUMNS: [Column; 19] = [
     column("HIT us", 7, Right, |vm, _| micros(vm.hits.mean_us()), "mean time of reads that needed no disk"),
     column("DISK us", 8, Right, |vm, _| micros(vm.disk_reads.mean_us()), "mean time of reads that needed the disk"),
     column("SAVED", 6, Right, |vm, _| vm.saved_s.map_or("-".into(), show_seconds), SAVED),
-    column("EVICTED", 8, Right, |vm, view| count(vm, view, vm.evicted), "pages that the guest evicted")
-        .with_rate("EVICT/s"),
+    column("EVICTED", 8, Right, |vm, view| count(vm, view, vm.evicted), EVICTED).with_rate("EVICT/s"),
     column("KNOWN%", 7, Right, |vm, _| percent(vm.known_ratio()), KNOWN),
     column("POOL AT", 0, Left, |vm, _| pool_and_faults(vm), POOL_AT),
 ];
@@ -73,6 +72,8 @@ const SERVER: &str = "`left alone`: the memory server is slower than the disk, w
 const HITS: &str = "share of the blocks read that needed no disk: cached pages, and blocks known to be zero";
 const SAVED: &str = "time that reads were shorter by: reads without the disk x (usual time of the disk - their time); negative: \
                      the cache makes the guest slower";
+const EVICTED: &str = "pages that the guest evicted, as far as its agent sent them: while the cache would keep none, it sends a sample \
+                       (-v says so)";
 const KNOWN: &str = "share of the evicted pages that the disk is known to hold; low with dm-crypt or a compressed file system \
                      in the guest, and the agent then almost stops";
 
