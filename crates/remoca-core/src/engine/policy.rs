@@ -178,6 +178,10 @@ impl Tally {
         self.variance += lru.abs_diff(bimodal).pow(2);
     }
 
+    fn hits(&self) -> u32 {
+        self.both + self.lru + self.bimodal
+    }
+
     fn halve(&mut self) {
         let Self { reads, in_full, both, lru, bimodal, variance } = self;
         [reads, in_full, both, lru, bimodal, variance].into_iter().for_each(|count| *count /= 2);
@@ -192,8 +196,7 @@ impl Tally {
     /// read again in time.
     fn verdict(&self, now: Insertion, window: u32) -> Insertion {
         let least = self.noise().max(self.reads / 50);
-        let hits = self.both + self.lru + self.bimodal;
-        let is_in_vain = self.in_full >= window && hits * 100 < self.reads;
+        let is_in_vain = self.in_full >= window && self.hits() * 100 < self.reads;
         match now {
             Insertion::Lru if self.bimodal > self.lru + least || is_in_vain => Insertion::Bimodal,
             Insertion::Bimodal if self.lru > self.bimodal + self.noise() => Insertion::Lru,
@@ -377,14 +380,15 @@ impl Policy {
                 (self.renewal, self.comparison) = (Renewal::Keep, Comparison::default());
             }
         }
-        if self.tally.reads >= 4 * entries {
+        // A guest may read nothing but an entry whose reads are not counted.
+        if self.tally.reads.max(self.tally.hits()) >= 4 * entries {
             self.tally.halve();
         }
         if self.in_force == Insertion::Bimodal {
             self.comparison.reads += u32::from(is_counted);
             self.comparison.cache += u32::from(is_counted && is_cached);
             self.comparison.shadow += bimodal;
-            if self.comparison.reads >= RENEWAL_READS * entries {
+            if self.comparison.reads.max(self.comparison.shadow) >= RENEWAL_READS * entries {
                 self.renew();
             }
         }
@@ -584,6 +588,27 @@ mod tests {
         assert_eq!((policy.lru.weight, policy.lru.heavy), (62 * 16 + 1, 62));
         policy.fit(PageCount(16384));
         assert_eq!((policy.lru.weight, policy.lru.heavy), (0, 0), "nobody knows what they stand for now");
+    }
+
+    #[test]
+    fn a_guest_that_reads_one_page_of_a_class_for_ever_makes_no_count_grow() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(8192));
+        policy.see_class_of(CLASSES);
+        policy.note_eviction(content(1));
+        assert!(
+            !is_one(content(1), policy.one_of) && policy.samples(content(1)),
+            "an entry whose reads are not counted"
+        );
+        for is_bimodal in [false, true] {
+            policy.restore(is_bimodal);
+            for _ in 0..100_000 {
+                policy.note_read(content(1), false);
+                let Tally { variance, .. } = policy.tally;
+                assert!(policy.tally.hits() <= 4 * 1024 + 16 && variance <= 16 * (4 * 1024 + 16));
+                assert!(policy.comparison.shadow < RENEWAL_READS * 1024);
+            }
+        }
     }
 
     #[test]
