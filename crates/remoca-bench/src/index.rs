@@ -24,6 +24,8 @@ const BATCH: usize = 32;
 /// Number of entries that a move copies in one turn of the I/O thread.
 const ENTRIES_PER_TURN: u32 = 512;
 const GIB_PAGES: u32 = 1 << 18;
+/// Number of blocks that the guest has read since it read one that it evicts.
+const AGE: u32 = GIB_PAGES / 2;
 const ZERO: Fingerprint = Fingerprint([0; 3]);
 
 #[derive(Args)]
@@ -201,7 +203,7 @@ impl Bench {
             learns.start();
             (first..self.fresh).for_each(|number| self.index.learn(block(number), content(number)));
             learns.stop();
-            let contents: Vec<_> = (first..self.fresh).map(content).collect();
+            let contents: Vec<_> = (first..self.fresh).map(|number| content(number - AGE)).collect();
             offers.start();
             let mut admitted = 0;
             for contents in contents.chunks(EVICTED_BATCH) {

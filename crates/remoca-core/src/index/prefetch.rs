@@ -31,10 +31,11 @@ impl<M: Words> CacheIndex<M> {
         for batch in contents.chunks(BATCH as usize) {
             let sites = || batch.iter().map(|content| self.entries.content_site(*content));
             black_box(sites().map(|site| self.entries.touch_content_site(&self.words, site)).fold(0, load));
-            let entries = || {
-                let entries = sites().map(|site| self.entries.content_candidate(&self.words, site));
-                entries.filter(|entry| *entry < self.entries.limit())
-            };
+            let mut entries = [NONE; BATCH as usize];
+            for (entry, site) in entries.iter_mut().zip(sites()) {
+                *entry = self.entries.content_candidate(&self.words, site);
+            }
+            let entries = || entries.iter().copied().filter(|entry| *entry < self.entries.limit());
             black_box(entries().map(|entry| self.entries.touch_entry(&self.words, entry)).fold(0, load));
             // A page that is admitted takes the block along, so that the lines of the block change.
             black_box(entries().map(|entry| self.entries.touch_key(&self.words, entry)).fold(0, load));
