@@ -14,9 +14,10 @@ use remoca_core::index::{CacheIndex, Layout, Offer, Place};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PageCount, PoolIndex, PoolSet};
 use remoca_io::words::IndexMemory;
 use remoca_lab::figures::{Figure, Spread};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, memfd_create};
 use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
+use std::time::Instant;
 
 /// Pool that has all pages.
 const POOL: PoolIndex = PoolIndex(0);
@@ -243,14 +244,22 @@ impl Bench {
     }
 }
 
-/// Returns memory for an index, of a file in memory as that of a VM process.
+/// Returns memory for an index, of a file in memory as that of a VM process, and prints what it took to allocate it.
 fn memory(words: usize, huge: bool) -> Result<IndexMemory> {
     let file = File::from(memfd_create("index", MemfdFlags::CLOEXEC)?);
     // Before the index, a state file has a header.
-    let header = 4096;
-    file.set_len(header + words as u64 * 4)?;
-    let map = if huge { IndexMemory::allocate } else { IndexMemory::of_file };
-    Ok(map(&file, header, words)?)
+    let (header, bytes) = (4096, words as u64 * 4);
+    file.set_len(header + bytes)?;
+    let (began, started) = (Instant::now(), cpu_ns());
+    let memory = if huge {
+        IndexMemory::allocate(&file, header, words)?
+    } else {
+        fallocate(&file, FallocateFlags::empty(), header, bytes)?;
+        IndexMemory::of_file(&file, header, words)?
+    };
+    let (cpu, wall) = ((cpu_ns() - started) as f64 / 1e6, began.elapsed().as_millis());
+    println!("{:44} {cpu:6.0} ms of CPU, {wall} ms in all", format!("{:.0} MB allocated", bytes as f64 / 1e6));
+    Ok(memory)
 }
 
 /// Times of batches.
