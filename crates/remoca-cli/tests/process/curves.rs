@@ -3,6 +3,7 @@
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{Serve, ask_raw, expect_refusal, run};
+use remoca_frontend::testing::Command;
 use remoca_protocol::control::{CurveStatus, Reply};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,16 +18,22 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-/// Returns the blocks of the loop. No other block has the content of one: which of the two was evicted could not be told.
+/// Returns the blocks of the loop.
 fn unique_blocks(machine: &Machine, disk: usize) -> Vec<usize> {
+    let mut found = all_unique_blocks(machine, disk);
+    found.truncate(LOOP);
+    assert_eq!(found.len(), LOOP);
+    found
+}
+
+/// Returns the blocks whose content no other block has: which of the two was evicted could not be told.
+fn all_unique_blocks(machine: &Machine, disk: usize) -> Vec<usize> {
     let blocks: Vec<_> = machine.disks.iter().flat_map(|disk| disk.model.bytes.chunks(BLOCK)).collect();
     let mut count = HashMap::new();
     blocks.iter().for_each(|block| *count.entry(*block).or_insert(0) += 1);
     let model = &machine.disks[disk].model;
     let is_unique = |number: &usize| count[model.block(*number)] == 1 && model.block(*number) != [0; BLOCK];
-    let found: Vec<_> = (0..model.bytes.len() / BLOCK).filter(is_unique).take(LOOP).collect();
-    assert_eq!(found.len(), LOOP);
-    found
+    (0..model.bytes.len() / BLOCK).filter(is_unique).collect()
 }
 
 /// Reads the blocks of the loop one after the other. Each is evicted right after its read if `is_seen` says so of its place in the loop.
@@ -165,4 +172,57 @@ fn a_process_without_a_name_leaves_no_curves() {
     assert!(!names.into_iter().any(|name| name.contains("curves")));
     machine.restart();
     machine.finish();
+}
+
+/// A scan that nothing is hit of: the agent is asked for one class of pages, and curves go on with what it says that it sends.
+#[test]
+fn an_agent_is_asked_for_one_class_of_pages_and_believed_when_it_sends_one() {
+    let folder = folder();
+    let server = Serve::start(folder.path(), "40M");
+    let setup = Setup { server: Some(server.address.clone()), blocks: 20_480, cache: "32M", ..Setup::default() };
+    let mut machine = Machine::start_in(folder, setup);
+    let mut blocks = all_unique_blocks(&machine, 0).into_iter();
+    let advice = |machine: &mut Machine| {
+        let ticket = machine.port.submit(0, Command::Read { sector: 0, length: BLOCK as u64 });
+        machine.port.queues[0].kick();
+        assert_eq!(machine.port.wait(ticket), 0);
+        let page = machine.port.data(ticket, BLOCK);
+        let advice = u32::from_le_bytes(page[60..64].try_into().unwrap());
+        assert_eq!(machine.status().port.unwrap().class_advice, advice);
+        advice
+    };
+    assert_eq!(advice(&mut machine), 0);
+    while advice(&mut machine) == 0 {
+        let batch: Vec<u8> = blocks.by_ref().take(32).flat_map(|number| read(&mut machine, number)).collect();
+        assert!(!batch.is_empty(), "the whole disk was read in vain: {:?}", machine.status().counters);
+        assert_eq!(machine.send_to_port(1, &batch), 0);
+    }
+    assert_eq!(advice(&mut machine), 128);
+    let share = |machine: &mut Machine, number| {
+        // Curves follow a change with the next read.
+        read(machine, number);
+        curve(machine, &[]).followed_share
+    };
+    let all = share(&mut machine, blocks.next().unwrap());
+    assert!(all > 1.0 / 128.0, "{all}");
+    // A page that the agent sends in the request of its report counts with it.
+    for (classes, expected) in [(128_u32, 1.0 / 128.0), (64, all), (128, 1.0 / 128.0), (0, all)] {
+        let mut report = vec![0; BLOCK];
+        report[..8].copy_from_slice(b"REMOCAST");
+        report[8..12].copy_from_slice(&1_u32.to_le_bytes());
+        report[60..64].copy_from_slice(&classes.to_le_bytes());
+        let reported = machine.counter("evictions_reported");
+        report.extend(read(&mut machine, blocks.next().unwrap()));
+        assert_eq!(machine.send_to_port(0, &report), 0);
+        assert_eq!(machine.counter("evictions_reported"), reported + 1);
+        assert_eq!(machine.status().port.unwrap().agent.unwrap().classes, classes);
+        let followed = share(&mut machine, blocks.next().unwrap());
+        assert!((followed / expected - 1.0).abs() < 1e-9, "{followed} with {classes} classes, {expected} expected");
+    }
+}
+
+fn read(machine: &mut Machine, number: usize) -> Vec<u8> {
+    let page = machine.disks[0].read(&(number * BLOCK..(number + 1) * BLOCK));
+    assert!(page == machine.disks[0].model.block(number));
+    page
 }
