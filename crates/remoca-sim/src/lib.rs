@@ -156,6 +156,8 @@ tally! {
     torn_indexes,
     /// Disks that came in the place of others, shrank or grew.
     disk_changes,
+    /// Agents that said which classes of pages they send.
+    class_reports,
     /// Requests beyond the end of their disk, or to a disk that was not there.
     requests_beyond,
     cold_starts,

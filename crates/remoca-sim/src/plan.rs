@@ -118,6 +118,8 @@ pub enum Stimulus {
     Migrate(usize, Vec<usize>),
     /// The VM's host is suspended: its clock jumps forward by this time.
     ClockJump(u64),
+    /// The agent says that it sends one class of pages from now on, or all. It sends all in truth.
+    Classes(bool),
 }
 
 /// A stimulus with its time and the seed of its consequences.
@@ -177,6 +179,7 @@ impl Plan {
             }
         }
         add_disk_changes(seed, &scenario, &mut steps);
+        add_class_reports(seed, &scenario, &mut steps);
         Self { origin: Origin::Seed(seed), scenario, steps }
     }
 
@@ -242,6 +245,22 @@ fn add_disk_changes(seed: u64, scenario: &Scenario, steps: &mut Vec<Step>) {
                 steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
             }
             at_ns += random.below(scenario.disk_ns * 4);
+        }
+    }
+}
+
+/// Adds reports of agents that lie about the pages that they send, to the plans of an eighth of the seeds. All other steps stay as they are.
+fn add_class_reports(seed: u64, scenario: &Scenario, steps: &mut Vec<Step>) {
+    let mut random = Random::new(seed ^ 0x636c_6173_7365);
+    let end = steps.last().map_or(0, |step| step.at_ns);
+    if !random.one_in(8) {
+        return;
+    }
+    for _ in 0..random.between(1..=8) {
+        let (vm, at_ns) = (random.index(scenario.machines.len()), random.below(end + 1));
+        let stimulus = Stimulus::Classes(!random.one_in(3));
+        if scenario.machines[vm].agent {
+            steps.push(Step { number: steps.len(), at_ns, vm, seed: random.bits(), stimulus });
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const SEEDS: u64 = 3_000;
 
 /// Counters that a healthy simulation moves; each must reach the given number. An event that never happens is never tested.
-const HAPPENS: [(&str, u64); 56] = [
+const HAPPENS: [(&str, u64); 57] = [
     ("hit_blocks", 10_000),
     ("zero_blocks", 10_000),
     ("covered_blocks", 10_000),
@@ -17,6 +17,7 @@ const HAPPENS: [(&str, u64); 56] = [
     ("evictions_zero", 10_000),
     ("evictions_unmatched", 10_000),
     ("evictions_dropped", 10_000),
+    ("class_reports", 500),
     ("frames_admitted", 10_000),
     ("frames_duplicate", 10_000),
     ("frames_zero", 10_000),

@@ -59,6 +59,9 @@ fn a_vm_that_is_configured_is_checked_before_it_starts() {
     let line = format!("failed image root: {}: another program uses it", image.display());
     expect(&found, &[&line]);
     drop(user);
+    // A child that another test forks has a copy of the descriptor, lock included, until its `exec`.
+    let image_again = File::options().read(true).write(true).open(&image).unwrap();
+    wait_until("the lock is given up", || probe(&image_again, false).is_ok());
     let (found, _) = check(name, folder.path());
     expect(&found, &[&format!("ok image root: {}, 8K, used by nobody", image.display())]);
 

@@ -6,7 +6,9 @@ use crate::disk::{Applied, Io, IoId, IoKind};
 use crate::guest::{DiskState, Pending, covered, touched};
 use crate::plan::{Eviction, Fill, Kind};
 use crate::violation::{Promise, Violation};
-use remoca_core::engine::{Admission, BreakerState, DiskError, Evicted, GuestOp, PoolSlot, PoolStatus, RequestId};
+use remoca_core::engine::{
+    Admission, BreakerState, CLASSES, DiskError, Evicted, GuestOp, PoolSlot, PoolStatus, RequestId,
+};
 use remoca_core::units::ByteRange;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -261,13 +263,24 @@ impl World<'_> {
         }
     }
 
+    /// Has the agent say that it sends one class of pages, or all.
+    pub(super) fn say_classes(&mut self, is_one: bool) {
+        if self.vm.up && !self.options.agentless {
+            self.note(None, || format!("the agent says that it sends {}", if is_one { "one class" } else { "all" }));
+            self.tally.class_reports += 1;
+            self.vm.has_lied |= is_one;
+            self.vm.engine.handle_agent(if is_one { CLASSES } else { 0 });
+        }
+    }
+
     /// Delivers an evicted page to the port.
     pub(super) fn evicted(&mut self, page: Block) -> Outcome {
         if !self.vm.up {
             return Ok(());
         }
         let status = self.vm.engine.status();
-        let must_know = self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
+        let must_know =
+            self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks() && !self.vm.has_lied;
         let taking = || status.pools.iter().filter(|pool| !pool.is_draining);
         let has_room = taking().any(|pool| pool.granted.0 > 0)
             && taking().all(|pool| self.has_room(pool))
@@ -320,7 +333,8 @@ impl World<'_> {
 
     /// Passes a frame that held `page` to the engine for judgement, after all actions are done.
     pub(super) fn judge_frame(&mut self, page: Block) -> Outcome {
-        let must_know = self.vm.guest.take_known(&page) && self.vm.engine.status().enabled && self.knows_all_blocks();
+        let is_known = self.vm.guest.take_known(&page) && self.vm.engine.status().enabled && self.knows_all_blocks();
+        let must_know = is_known && !self.vm.has_lied;
         let judged = self.vm.engine.handle_frame(&bytes(&page));
         self.note(None, || format!("overwritten {}: {judged:?}", describe(&page)));
         self.tally.frames += 1;

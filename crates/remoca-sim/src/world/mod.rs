@@ -357,6 +357,7 @@ impl<'a> World<'a> {
                 self.note(None, || format!("the clock jumps by {} ms", ns / 1_000_000));
                 self.vm.ahead_ns += ns;
             }
+            Stimulus::Classes(is_one) => self.say_classes(*is_one),
         }
         Ok(())
     }

@@ -89,6 +89,8 @@ pub(super) struct Vm<'a> {
     /// Number of further actions before it dies; `None` if it does not.
     pub(super) actions_left: Option<u32>,
     pub(super) life: Life,
+    /// Whether its agent ever said that it sends one class of pages: what the index knows of the guest's pages is then what it makes of that.
+    pub(super) has_lied: bool,
     /// Number of nanoseconds that its clock is ahead.
     pub(super) ahead_ns: u64,
     pub(super) timer_at: Option<Nanos>,
@@ -159,6 +161,7 @@ impl<'a> Vm<'a> {
             doom: None,
             actions_left: None,
             life: Life::default(),
+            has_lied: false,
             ahead_ns: 0,
             timer_at: None,
             wires: Vec::new(),
