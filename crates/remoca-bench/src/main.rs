@@ -10,6 +10,7 @@ mod guest;
 mod hash;
 mod hedging;
 mod index;
+mod instructions;
 mod link;
 mod machine;
 mod policy;
@@ -25,6 +26,7 @@ mod upgrade;
 mod versus;
 mod vm;
 mod wanted;
+mod work;
 
 use std::process::ExitCode;
 
@@ -67,6 +69,8 @@ enum Benchmark {
     Cost(cost::CostArgs),
     /// Longest guest read, and lost connections, while the VM process is upgraded
     Upgrade(upgrade::UpgradeBenchArgs),
+    /// Functions in which a VM process spends the instructions of a read
+    Instructions(instructions::InstructionsArgs),
     /// CPU time of a hit, a miss and an eviction, compared with another build of `remoca`
     Versus(versus::VersusArgs),
     /// Pass bytes between clients and a server, each so much later
@@ -92,6 +96,7 @@ fn main() -> ExitCode {
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),
+        Benchmark::Instructions(args) => instructions::run(&args),
         Benchmark::Versus(args) => versus::run(&args),
         Benchmark::Delay(args) => delay::run(&args),
         Benchmark::Target(args) => server::run_target(&args),

@@ -12,9 +12,10 @@ use nix::sys::ptrace;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -25,10 +26,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Variable that keeps the C library from copying pages by one repeated instruction, which would stop once for each byte.
 pub const ENVIRONMENT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.cpu.x86_rep_movsb_threshold=1073741824");
 
+/// Number of instructions by their addresses.
+pub type Places = HashMap<u64, u64>;
+
 /// Counter of one program's instructions. A program that is being counted dies with this one.
 pub struct Steps {
     pid: Pid,
     count: Arc<AtomicU64>,
+    places: Arc<Mutex<Places>>,
     is_to_end: Arc<AtomicBool>,
     thread: JoinHandle<Result<()>>,
 }
@@ -38,16 +43,17 @@ impl Steps {
     pub fn of(program: &Program, processor: usize) -> Result<Self> {
         let pid = Pid::from_raw(program.pid().try_into()?);
         let (count, is_to_end) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let shared = (Arc::clone(&count), Arc::clone(&is_to_end));
+        let places = Arc::<Mutex<Places>>::default();
+        let shared = (Arc::clone(&count), Arc::clone(&places), Arc::clone(&is_to_end));
         let (sender, receiver) = channel();
         let thread = std::thread::spawn(move || {
             pin_this_thread(processor)?;
             seize(pid)?;
             sender.send(())?;
-            follow(pid, &shared.0, &shared.1)
+            follow(pid, &shared.0, &shared.1, &shared.2)
         });
         match receiver.recv() {
-            Ok(()) => Ok(Self { pid, count, is_to_end, thread }),
+            Ok(()) => Ok(Self { pid, count, places, is_to_end, thread }),
             Err(_) => Err(ended(thread).err().unwrap_or_else(|| anyhow!("nothing is counted"))),
         }
     }
@@ -57,6 +63,11 @@ impl Steps {
         self.is_to_end.store(true, Ordering::Relaxed);
         wake()?;
         ended(self.thread)
+    }
+
+    /// Returns where the instructions since the last call were. Empty where no addresses are read.
+    pub fn take_places(&self) -> Places {
+        std::mem::take(&mut self.places.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the number of instructions so far, as soon as the thread waits for something. One that was just given work may not have begun.
@@ -97,7 +108,7 @@ fn seize(pid: Pid) -> Result<()> {
 }
 
 /// Counts the instructions of a thread until it is told to end.
-fn follow(pid: Pid, count: &AtomicU64, is_to_end: &AtomicBool) -> Result<()> {
+fn follow(pid: Pid, count: &AtomicU64, places: &Mutex<Places>, is_to_end: &AtomicBool) -> Result<()> {
     let mut last = None;
     loop {
         let signal = match waitpid(pid, Some(WaitPidFlag::__WALL))? {
@@ -106,6 +117,10 @@ fn follow(pid: Pid, count: &AtomicU64, is_to_end: &AtomicBool) -> Result<()> {
                 // A repeated instruction stops once each time.
                 if at.is_none() || at != last {
                     count.fetch_add(1, Ordering::Relaxed);
+                    if let Some(at) = at {
+                        let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
+                        *places.entry(at.cast_unsigned()).or_default() += 1;
+                    }
                 }
                 last = at;
                 None

@@ -148,6 +148,8 @@ fn compare(args: &VersusArgs, operation: Operation) -> Result<Row> {
             let once = work(&mut vm, args, operation)?;
             if !args.instructions {
                 costs[build].push(once.spent.as_secs_f64() * 1e6 / once.operations);
+                // One that is killed would keep its pool for a while, and the next ones find no memory.
+                vm.end()?;
                 continue;
             }
             vm.end()?;

@@ -6,39 +6,22 @@
 //! CPU time that the same process spends outside the kernel.
 
 use super::scale::{Found, Scale};
-use crate::cpus::{Cpus, pin_this_thread};
 use crate::rounds::{Rounds, Side};
-use crate::steps::{self, Steps};
-use crate::vm::{Folder, MemoryServer, Program, ServerOptions, Vm, VmOptions, pinned, program};
+use crate::steps::Steps;
+use crate::vm::{Program, Vm, VmOptions, program};
+use crate::work::{IMAGE_BYTES, Kind, Setting, Work};
 use anyhow::{Context, Result, ensure};
 use remoca_io::control;
 use remoca_lab::figures::Figure;
 use remoca_protocol::control::{Command as Ask, CurveStatus, Reply};
 
-/// Size of a local tier that holds the whole image.
-const TIER: &str = "512M";
-/// Memory of a server with room for that.
-const MEMORY: &str = "600M";
-/// Size of the image: a curve follows one block in 16 of it.
-const IMAGE_BYTES: u64 = 256 << 20;
-/// Reads that are begun together. The next ones begin when all of them have ended, so that a turn of the process has the same work
-/// each time. Where pages are evicted, those that were read are reported together.
+/// Reads that are begun together.
 const DEPTH: usize = 32;
 /// Number of times that so many reads are counted, and that they are made before, at full speed.
 const COUNTED: usize = 3;
 const BEFORE: usize = 1_000;
 /// Maximum number of rounds: counts need fewer than times, and take longer.
 const ROUNDS_MAX: usize = 3;
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Reads that the local tier answers. Nothing reports evictions, so a curve is told a read and an eviction of each block.
-    Hit,
-    /// Reads that the disk answers, of a guest with an agent that reports nothing known: the curve's queue stays empty.
-    Miss,
-    /// Reads that the local tier answers, and pages that an agent reports as evicted, one for each.
-    Evicted,
-}
 
 /// Measures hits.
 pub fn hit(scale: &Scale) -> Result<Found> {
@@ -58,13 +41,8 @@ pub fn evicted(scale: &Scale) -> Result<Found> {
 fn figure(id: &str, kind: Kind, scale: &Scale) -> Result<Figure> {
     let program =
         program("remoca-ablation", "cargo build --release -p remoca-cli --features ablation --bin remoca-ablation")?;
-    let (folder, cpus) = (Folder::new()?, Cpus::choose()?);
-    let prefix = pinned(Some(cpus.behind));
-    let options = ServerOptions { prefix: &prefix, memory: Some(MEMORY), ..ServerOptions::default() };
-    let server = MemoryServer::start(&folder.0, &options)?;
-    let tier = server.local_endpoint();
-    pin_this_thread(cpus.client)?;
-    let image = folder.0.join("vm1.img").display().to_string();
+    let setting = Setting::new()?;
+    let image = setting.folder.0.join("vm1.img").display().to_string();
     let (mut number, mut spent) = (0, Spent::default());
     let counts = Rounds::take(scale.rounds.min(ROUNDS_MAX), |side| {
         number += 1;
@@ -74,21 +52,13 @@ fn figure(id: &str, kind: Kind, scale: &Scale) -> Result<Figure> {
         let options = VmOptions {
             program: Some(&program),
             arguments: &arguments,
-            // Without memory for its cache the VM process would not hash what it reads.
-            server: (kind == Kind::Miss).then_some(&server.endpoint),
-            local: (kind != Kind::Miss).then_some((&tier, TIER)),
-            cache: Some(if kind == Kind::Miss { TIER } else { "0" }),
-            port: kind != Kind::Hit,
-            inflight: true,
-            processor: Some(cpus.server),
-            environment: Some(steps::ENVIRONMENT),
             image_bytes: if scale.quick { scale.image_bytes() } else { IMAGE_BYTES },
             // The first process makes it, and all read it.
             image: (number > 1).then_some(&image),
             ..VmOptions::default()
         };
-        let mut vm = Vm::start(&folder.0, &format!("vm{number}"), &options)?;
-        let count = instructions(&mut vm, kind, scale, cpus.server, &mut spent)?;
+        let mut vm = setting.start(&format!("vm{number}"), kind, options)?;
+        let count = instructions(&mut vm, kind, scale, setting.processor, &mut spent)?;
         ensure!(
             curve(&vm)?.is_some() == (side == Side::Ours),
             "{side:?}: curves are kept, or not, against what was meant"
@@ -115,23 +85,18 @@ fn blocks_read(vm: &Vm) -> Result<f64> {
 
 /// Returns the number of instructions of the VM process for each block. Adds the CPU time of the same work at full speed to `spent`.
 fn instructions(vm: &mut Vm, kind: Kind, scale: &Scale, processor: usize, spent: &mut Spent) -> Result<f64> {
-    match kind {
-        Kind::Hit => vm.fill()?,
-        Kind::Miss => vm.evict_unknown()?,
-        Kind::Evicted => vm.evict_all()?,
-    }
     let hits_before = vm.counter("hit_blocks")?;
-    let mut work = Work::new(vm.blocks());
+    let mut work = Work::new(kind, DEPTH, vm.blocks());
     let began = Spent::by(&vm.process)?;
-    work.run(vm, kind, scale.count(BEFORE))?;
+    work.run(vm, scale.count(BEFORE))?;
     spent.add(&Spent::by(&vm.process)?, &began);
     let steps = Steps::of(&vm.process, processor)?;
     // The first turns after it was stopped have more to do.
-    work.run(vm, kind, 1)?;
+    work.run(vm, 1)?;
     let mut count = || {
         let were_read = blocks_read(vm)?;
         let before = steps.at_rest()?;
-        let reads = work.run(vm, kind, if scale.quick { 1 } else { COUNTED })?;
+        let reads = work.run(vm, if scale.quick { 1 } else { COUNTED })?;
         let count = steps.at_rest()? - before;
         anyhow::Ok((count as f64 / reads as f64, blocks_read(vm)? >= were_read))
     };
@@ -146,48 +111,6 @@ fn instructions(vm: &mut Vm, kind: Kind, scale: &Scale, processor: usize, spent:
     let are_as_meant = hits == if kind == Kind::Miss { 0 } else { work.reads };
     ensure!(are_as_meant, "{hits} of {} reads were hits: the figure is not what it is called", work.reads);
     Ok(each)
-}
-
-/// The reads and evictions, which are the same for each process.
-struct Work {
-    blocks: u64,
-    random: u64,
-    /// Number of reads so far.
-    reads: u64,
-}
-
-impl Work {
-    fn new(blocks: u64) -> Self {
-        Self { blocks, random: 0x9e37_79b9_7f4a_7c15, reads: 0 }
-    }
-
-    /// Reads `times` as many blocks as are begun together, and evicts them if that is the kind. Returns the number of blocks.
-    fn run(&mut self, vm: &mut Vm, kind: Kind, times: usize) -> Result<u64> {
-        let before = self.reads;
-        for _ in 0..times {
-            let blocks = self.draw();
-            let mut next = blocks.iter().copied();
-            vm.client().reads(DEPTH, || next.next())?;
-            if kind == Kind::Evicted {
-                vm.evict_blocks(&blocks)?;
-            }
-            self.reads += blocks.len() as u64;
-        }
-        Ok(self.reads - before)
-    }
-
-    /// Returns blocks of which no two are the same: once read, one would be in the tier no more.
-    fn draw(&mut self) -> Vec<u64> {
-        let mut blocks = Vec::new();
-        while blocks.len() < DEPTH {
-            self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let block = (self.random >> 33) % self.blocks;
-            if !blocks.contains(&block) {
-                blocks.push(block);
-            }
-        }
-        blocks
-    }
 }
 
 /// CPU time in the kernel and outside it, in the kernel's unit of time.
@@ -233,15 +156,5 @@ mod tests {
         assert!((spent.share_outside_kernel() - 123. / 168.).abs() < 1e-9);
         assert!(Spent::parse("17 (a) S 1").is_none() && Spent::parse("").is_none());
         assert_eq!(Spent::default().share_outside_kernel(), 0.);
-    }
-
-    #[test]
-    fn all_processes_get_the_same_blocks_and_none_twice_at_once() {
-        let [mut one, mut other] = [Work::new(40), Work::new(40)];
-        for _ in 0..10 {
-            let blocks = one.draw();
-            assert_eq!(blocks, other.draw());
-            assert_eq!(blocks.iter().collect::<std::collections::BTreeSet<_>>().len(), DEPTH);
-        }
     }
 }

@@ -82,8 +82,12 @@ impl Sources {
         self.agent &= self.blocks_since_eviction <= resident;
     }
 
+    fn examines_frames(&self) -> bool {
+        !self.agent && self.frames.sample > 0
+    }
+
     fn wants_frame(&mut self) -> bool {
-        if self.agent || self.frames.sample == 0 {
+        if !self.examines_frames() {
             return false;
         }
         self.frames.passed = (self.frames.passed + 1) % self.frames.sample;
@@ -162,6 +166,11 @@ impl Admit {
     pub(super) fn place_of_read(&mut self) -> Place {
         self.reads += 1;
         if self.reads.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }
+    }
+
+    /// Returns whether any frames are examined.
+    pub(super) fn examines_frames(&self) -> bool {
+        self.sources.examines_frames()
     }
 
     /// Returns whether to examine the frame that a read is about to overwrite.

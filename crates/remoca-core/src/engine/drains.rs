@@ -57,7 +57,7 @@ impl Pools {
 
     /// Returns the part of the shares of drained pools that the others do not get yet.
     pub(super) fn kept_by_drained(&self) -> u64 {
-        self.pools.iter().map(|pool| u64::from(pool.kept().0)).sum()
+        self.begun().iter().map(|pool| u64::from(pool.kept().0)).sum()
     }
 
     /// Makes the drained pools keep less, because the size of the cache becomes `wanted`: they shrink as the others do.
@@ -103,7 +103,7 @@ impl Pools {
 
     /// Returns the pages granted to the pools that have a share.
     pub(super) fn granted_to_members(&self) -> u64 {
-        self.pools.iter().filter(|pool| pool.is_member()).map(|pool| u64::from(pool.size.granted().0)).sum()
+        self.begun().iter().filter(|pool| pool.is_member()).map(|pool| u64::from(pool.size.granted().0)).sum()
     }
 
     /// Returns whether the pools that have a share were granted all that is wanted.
@@ -149,13 +149,13 @@ impl Pools {
         }
         self.slowness.checked_at = Some(now);
         let known = |pool: &Pool| latency_ns(pool.number()).filter(|_| pool.is_member());
-        let fastest = self.pools.iter().filter_map(known).min().unwrap_or(u64::MAX);
+        let fastest = self.begun().iter().filter_map(known).min().unwrap_or(u64::MAX);
         for pool in &mut self.pools {
             let is_slow = known(pool).is_some_and(|ns| ns / SLOW_FACTOR > fastest);
             pool.slow_checks = if is_slow { pool.slow_checks.saturating_add(1) } else { 0 };
         }
         let may_drain = self.slowness.drained_at.is_none_or(|at| now >= at.plus_ns(SLOW_PAUSE_NS));
-        let slow = self.pools.iter().filter(|pool| pool.slow_checks >= SLOW_CHECKS);
+        let slow = self.begun().iter().filter(|pool| pool.slow_checks >= SLOW_CHECKS);
         let slowest = slow.max_by_key(|pool| known(pool)).map(Pool::number);
         let found = slowest.filter(|slowest| may_drain && self.can_others_take(*slowest));
         if found.is_some() {
@@ -166,14 +166,14 @@ impl Pools {
 
     /// Returns whether the pools that are not slow have room for the share of another one.
     fn can_others_take(&self, number: PoolIndex) -> bool {
-        let others = self.pools.iter().filter(|pool| pool.is_member() && pool.slow_checks == 0);
+        let others = self.begun().iter().filter(|pool| pool.is_member() && pool.slow_checks == 0);
         let room = |pool: &Pool| u64::from(pool.size.limit().0.saturating_sub(pool.size.share().0));
         others.map(room).sum::<u64>() >= u64::from(self.pool(number).size.share().0)
     }
 
     /// Returns the time of the next comparison of the pools, or `None` if there are not two.
     pub(super) fn slowness_deadline(&self) -> Option<Nanos> {
-        let are_several = self.pools.iter().filter(|pool| pool.is_member()).count() > 1;
+        let are_several = self.begun().iter().filter(|pool| pool.is_member()).count() > 1;
         are_several.then(|| self.slowness.checked_at.map_or(Nanos(0), |at| at.plus_ns(CHECK_NS)))
     }
 }

@@ -67,6 +67,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.admit.see_class_of(self.agent_classes);
     }
 
+    /// Returns whether [`Self::wants_frame`] may want any frame at present.
+    #[inline]
+    pub fn examines_frames(&self) -> bool {
+        self.pools.is_enabled() && self.admit.examines_frames()
+    }
+
     /// Returns whether to call [`Self::handle_frame`] with the page of guest memory that a read is about to overwrite.
     pub fn wants_frame(&mut self) -> bool {
         self.pools.is_enabled() && !self.pools.taking().is_empty() && self.admit.wants_frame()

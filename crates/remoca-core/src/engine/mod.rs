@@ -257,6 +257,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     fn over(config: &EngineConfig, prints: Fingerprinter, mut index: CacheIndex<M>) -> Self {
         index.keep_to(config.rules);
+        let is_begun = |number: &PoolIndex| index.pool(*number).is_some() || index.capacity(*number).0 > 0;
+        let begun = PoolIndex::all().filter(is_begun).map(|number| usize::from(number.0) + 1).max().unwrap_or(0);
         let limits = Limits {
             pools: config.pools,
             send_window: config.send_window,
@@ -275,7 +277,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             sources: Vec::new(),
             disks: Disks::new(config.rules),
             placement: Placement::new(config.seed),
-            pools: Pools::new(config.cache, config.local, limits),
+            pools: Pools::new(config.cache, config.local, limits, begun),
             race: Race::new(config.hedge),
             streams: Streams::new(config.hedge),
             admit: Admit::new(config.has_port, config.frame_sample),

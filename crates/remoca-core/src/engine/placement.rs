@@ -262,8 +262,11 @@ impl Placement {
             && others.filter(|server| need.lost_at(server.number).is_none()).count() > 0
     }
 
-    /// Returns the time at which the timer must be handled, or `None` if there is nothing to do.
-    pub(super) fn deadline(&self, need: &Need) -> Option<Nanos> {
+    /// Returns the time at which the timer must be handled, or `None` if there is nothing to do. `need` is asked for only if it matters:
+    /// most of the time every server has a pool, and this is part of each turn.
+    pub(super) fn deadline(&self, need: impl FnOnce() -> Need) -> Option<Nanos> {
+        let may_have_work = |server: &Server| matches!(server.state, State::Idle(_) | State::Answered(..));
+        let need = &self.servers.iter().any(may_have_work).then(need)?;
         let decide = self.first_answer().map(|at| at.plus_ns(PATIENCE_NS));
         let lost = self.first_idle(|server| may_ask(server, need, need.seats == 0));
         let look = (!self.looking && self.wants_pool(need))

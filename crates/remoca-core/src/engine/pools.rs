@@ -43,6 +43,9 @@ pub(super) struct Slowness {
 pub(super) struct Pools {
     /// Pools by number.
     pub(super) pools: Vec<Pool>,
+    /// Number of pools that have ever begun. Those from here on have nothing to do, and most caches have one or two pools: what is
+    /// done in every turn looks at these alone.
+    begun: usize,
     /// The local tier, which is none of the pools that have a share.
     pub(super) local: LocalTier,
     /// Size that the operator wants of all other pools.
@@ -53,11 +56,12 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    pub(super) fn new(wanted: PageCount, local: PageCount, limits: Limits) -> Self {
+    /// Returns pools without sessions. The first `begun` of them are in the index.
+    pub(super) fn new(wanted: PageCount, local: PageCount, limits: Limits, begun: usize) -> Self {
         let limits = Limits { pools: limits.pools.clamp(1, POOLS_MAX), ..limits };
         let pools = PoolIndex::all().map(|number| Pool::new(number, limits.send_window)).collect();
         let local = LocalTier::new(local);
-        Self { pools, local, wanted, limits, fetches: Fetches::default(), slowness: Slowness::default() }
+        Self { pools, begun, local, wanted, limits, fetches: Fetches::default(), slowness: Slowness::default() }
     }
 
     /// Returns a pool, with or without a session.
@@ -66,18 +70,26 @@ impl Pools {
     }
 
     pub(super) fn pool_mut(&mut self, number: PoolIndex) -> &mut Pool {
-        &mut self.pools[usize::from(number.0 % POOLS_MAX)]
+        let number = usize::from(number.0 % POOLS_MAX);
+        self.begun = self.begun.max(number + 1);
+        &mut self.pools[number]
+    }
+
+    /// Returns the pools that have ever begun.
+    #[inline]
+    pub(super) fn begun(&self) -> &[Pool] {
+        &self.pools[..self.begun]
     }
 
     /// Returns the pools with a session.
     pub(super) fn up(&self) -> impl Iterator<Item = &Pool> {
-        self.pools.iter().filter(|pool| pool.is_up())
+        self.begun().iter().filter(|pool| pool.is_up())
     }
 
     /// Returns the pool of the session with `server`, or `None` if there is no session with it.
     #[inline]
     pub(super) fn at(&self, server: ServerNumber) -> Option<PoolIndex> {
-        self.pools.iter().find(|pool| pool.server() == Some(server)).map(Pool::number)
+        self.begun().iter().find(|pool| pool.server() == Some(server)).map(Pool::number)
     }
 
     /// Returns whether there is a session with any server.
@@ -126,7 +138,7 @@ impl Pools {
 
     /// Returns the pools that take one more page now.
     pub(super) fn taking(&self) -> PoolSet {
-        self.pools.iter().filter(|pool| pool.takes_page()).map(Pool::number).collect()
+        self.begun().iter().filter(|pool| pool.takes_page()).map(Pool::number).collect()
     }
 
     /// Takes room in the send window of the pool of `slot` for a page that is about to be sent. Returns its place.
@@ -250,13 +262,13 @@ impl Pools {
 
     /// Returns when the next lost pool is no longer expected.
     fn expect_deadline(&self) -> Option<Nanos> {
-        let since = self.pools.iter().filter_map(|pool| pool.expected_since).min();
+        let since = self.begun().iter().filter_map(|pool| pool.expected_since).min();
         since.filter(|_| self.has_members()).map(|since| since.plus_ns(EXPECT_NS))
     }
 
     /// Returns whether any pool with a session has a share of the cache.
     pub(super) fn has_members(&self) -> bool {
-        self.pools.iter().any(Pool::is_member)
+        self.begun().iter().any(Pool::is_member)
     }
 
     /// Returns the numbers of the lost pools that are no longer expected, with their servers.
@@ -309,23 +321,23 @@ impl Pools {
 
     /// Returns the number of slots of the lost pools that are expected back.
     pub(super) fn expected_slots<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> u64 {
-        let expected = self.pools.iter().filter(|pool| pool.expected_since.is_some());
+        let expected = self.begun().iter().filter(|pool| pool.expected_since.is_some());
         expected.map(|pool| u64::from(index.capacity(pool.number()).0)).sum()
     }
 
     /// Returns the state of the pools that placement needs.
     pub(super) fn need<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Need {
-        let members = || self.pools.iter().filter(|pool| pool.is_member());
+        let members = || self.begun().iter().filter(|pool| pool.is_member());
         let mut lost = [None; POOLS_MAX as usize];
         lost.iter_mut().zip(self.lost(index)).for_each(|(entry, (_, it))| *entry = Some(it));
         let seats = members().count();
         // Without any other session, a lost pool keeps no server from being chosen.
         let counts = |pool: &&Pool| seats > 0 && pool.expected_since.is_some();
-        let expected = self.pools.iter().filter(counts).count();
+        let expected = self.begun().iter().filter(counts).count();
         let reserved = if seats > 0 { self.expected_slots(index) } else { 0 };
         let limits: u64 = members().map(|pool| u64::from(pool.size.limit().0)).sum();
         // The local tier always finds room.
-        let is_reserved = self.local.server().is_some() && !self.pools.iter().any(Pool::is_local);
+        let is_reserved = self.local.server().is_some() && !self.begun().iter().any(Pool::is_local);
         let taken = self.up().count() + expected + usize::from(is_reserved);
         Need {
             wanted: self.wanted,
@@ -341,7 +353,7 @@ impl Pools {
 
     /// Returns whether no SETSIZE is outstanding or planned to a server that has no local tier.
     pub(super) fn is_settled(&self) -> bool {
-        self.pools.iter().all(|pool| pool.is_local() || pool.size.is_settled())
+        self.begun().iter().all(|pool| pool.is_local() || pool.size.is_settled())
     }
 
     /// Returns the number of slots that each pool may process, if several change their sizes in the same turn.
@@ -358,7 +370,8 @@ impl Pools {
 
     /// Returns the time at which the timer must be handled, or `None` if there is nothing to do.
     pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
-        let pools = self.pools.iter().filter_map(|pool| pool.deadline(index)).min();
+        debug_assert!(self.pools[self.begun..].iter().all(|pool| pool.deadline(index).is_none()), "it has not begun");
+        let pools = self.begun().iter().filter_map(|pool| pool.deadline(index)).min();
         let shares = [self.lift_deadline(index), self.expect_deadline()];
         let drains = [self.drain_deadline(), self.slowness_deadline(), self.local_deadline()];
         shares.into_iter().chain(drains).chain([pools]).flatten().min()

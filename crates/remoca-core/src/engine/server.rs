@@ -193,7 +193,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn other_deadline(&self) -> Option<Nanos> {
-        let place = self.placement.deadline(&self.pools.need(&self.index));
+        let place = self.placement.deadline(|| self.pools.need(&self.index));
         let cut = self.index.is_cutting().then_some(Nanos(0));
         [self.pools.deadline(&self.index), place, cut].into_iter().flatten().min()
     }

@@ -37,7 +37,7 @@ impl Pools {
     }
 
     fn members(&self) -> impl Iterator<Item = PoolIndex> {
-        self.pools.iter().filter(|pool| pool.is_member()).map(Pool::number)
+        self.begun().iter().filter(|pool| pool.is_member()).map(Pool::number)
     }
 
     /// Gives the pools their shares of what is wanted, and asks the servers for them.
@@ -96,7 +96,7 @@ impl Pools {
     /// Returns the time at which the server of the local tier is asked or, if it gave too little, asked for more. Returns `None`
     /// if neither is to be done.
     pub(super) fn local_deadline(&self) -> Option<Nanos> {
-        let pool = self.pools.iter().find(|pool| pool.is_local());
+        let pool = self.begun().iter().find(|pool| pool.is_local());
         let is_short = |pool: &&Pool| pool.size.share() < self.local.wanted() && pool.size.is_settled();
         pool.filter(is_short).map(|pool| pool.size.lift_at()).or(self.local.deadline())
     }
@@ -146,7 +146,7 @@ impl Pools {
     /// Returns the time at which [`Self::share`] asks a server for more than its limit, or `None` if the cache is as large
     /// as wanted.
     pub(super) fn lift_deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
-        let members = || self.pools.iter().filter(|pool| pool.is_member());
+        let members = || self.begun().iter().filter(|pool| pool.is_member());
         let has: u64 = members().map(|pool| u64::from(pool.size.share().0)).sum();
         let is_short = has < u64::from(self.wanted_of_members(index).0) && self.is_settled();
         members().map(|pool| pool.size.lift_at()).min().filter(|_| is_short)

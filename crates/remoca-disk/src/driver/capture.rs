@@ -27,6 +27,9 @@ impl CapturedFrames {
         offset: usize,
         length: usize,
     ) {
+        if !engine.examines_frames() {
+            return;
+        }
         for frame in request.frames(offset, length) {
             if !engine.wants_frame() || self.pages.len() >= PAGES_MAX * PAGE_SIZE {
                 continue;

@@ -12,14 +12,17 @@ pub(super) struct Host {
     poller: Poller,
     clock: Box<dyn Clock>,
     started: Instant,
-    /// Time since the start, as it is passed to the engine.
+    /// Monotonic time of the last update.
+    latest: Instant,
+    /// Time from the start until then, as it is passed to the engine.
     now: Nanos,
 }
 
 impl Host {
     /// Returns a host whose time starts now.
     pub(super) fn new(clock: Box<dyn Clock>) -> io::Result<Self> {
-        Ok(Self { poller: Poller::new()?, started: clock.now(), clock, now: Nanos(0) })
+        let started = clock.now();
+        Ok(Self { poller: Poller::new()?, started, latest: started, clock, now: Nanos(0) })
     }
 
     /// Waits for events, and adds them to `ready` as [`Poller::wait`] does.
@@ -42,15 +45,21 @@ impl Host {
         self.poller.remove(fd);
     }
 
-    /// Updates [`Self::now`] from the clock.
+    /// Updates [`Self::now`] and [`Self::latest`] from the clock.
     pub(super) fn update(&mut self) {
-        let elapsed = self.uptime();
+        self.latest = self.clock.now();
+        let elapsed = self.latest.saturating_duration_since(self.started);
         self.now = Nanos(u64::try_from(elapsed.as_nanos()).expect("a process runs for less than 584 years"));
     }
 
     /// Returns the time since the start, as of the last [`Self::update`].
     pub(super) fn now(&self) -> Nanos {
         self.now
+    }
+
+    /// Returns the monotonic time of the last [`Self::update`]: enough for what is timed in milliseconds.
+    pub(super) fn latest(&self) -> Instant {
+        self.latest
     }
 
     /// Returns the monotonic time, read now.

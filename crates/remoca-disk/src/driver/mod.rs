@@ -227,10 +227,10 @@ impl Driver {
             .next_deadline()
             .into_iter()
             .chain(sizes.next_deadline())
-            .chain(servers.next_deadline(host.instant()))
+            .chain(servers.next_deadline(host.latest()))
             .chain(self.operator.manager().next_deadline())
             .chain(end);
-        let now = host.instant();
+        let now = host.latest();
         let others = deadlines.map(|at| at.saturating_duration_since(now)).min();
         [wake, others, warmth.settle_timeout(), self.migration.time_left(&self.vm)].into_iter().flatten().min()
     }
@@ -329,7 +329,7 @@ impl Driver {
             vm.execute();
         }
         migration.run_timers(vm);
-        let now = vm.host.instant();
+        let now = vm.host.latest();
         operator.manager_mut().handle_timer(now);
         vm.guests.run_timers(now);
         vm.run_link_timers(now);

@@ -213,7 +213,7 @@ impl Vm {
     pub(super) fn serve_store(&mut self, disk: usize) {
         // The store continues writes, and submits the operations that this turn has queued.
         self.stamp_writes();
-        self.guests.disk_mut(disk).store.handle_ready(self.host.instant());
+        self.guests.disk_mut(disk).store.handle_ready(self.host.latest());
         self.take_store_events(disk);
     }
 
@@ -233,7 +233,7 @@ impl Vm {
     /// may free a buffer for which starved I/O waits, so this is repeated until none completes. Otherwise I/O could be
     /// left waiting, with no event to resume it.
     pub(super) fn end_turn(&mut self) {
-        let now = self.host.instant();
+        let now = self.host.latest();
         let mut completed = true;
         while completed {
             self.feed_starved();

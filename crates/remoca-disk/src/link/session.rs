@@ -322,6 +322,7 @@ impl Session {
     pub fn receive(&mut self, mut take: impl FnMut(&Frame<'_>)) -> io::Result<Received> {
         let mut frames = 0;
         let Some(socket) = &self.socket else { return Ok(Received::Drained) };
+        let mut is_drained = false;
         loop {
             while let Some(frame) = self.receive.take().map_err(protocol_error)? {
                 let taking_back = self.mapped.as_ref().and_then(|mapped| mapped.taking_back());
@@ -346,15 +347,16 @@ impl Session {
             if frames >= FRAMES_PER_TURN {
                 return Ok(Received::More);
             }
+            if is_drained {
+                return Ok(Received::Drained);
+            }
             let space = self.receive.space();
             let (asked, got) = (space.len(), rustix::io::read(socket, space));
             match got {
                 Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
                 Ok(count) => {
                     self.receive.filled(count);
-                    if count < asked && self.receive.peek().map_err(protocol_error)?.is_none() {
-                        return Ok(Received::Drained);
-                    }
+                    is_drained = count < asked;
                 }
                 Err(rustix::io::Errno::AGAIN) => return Ok(Received::Drained),
                 Err(rustix::io::Errno::INTR) => {}

@@ -11,13 +11,13 @@ use crate::request::CopyError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use remoca_core::units::PAGE_SIZE_U64;
 
 use super::config::QUEUE_SIZE_MAX;
 use super::layout::DESCRIPTOR_BYTES;
-use super::memory::GuestMemory;
+use super::memory::{self, GuestMemory};
 use super::ring::{Ring, RingUnreachable, read_descriptor};
 
 /// The most descriptors of a chain. A guest that respects SEG_MAX needs fewer; QEMU has the same limit, and no ring is
@@ -227,7 +227,7 @@ impl Chain {
     }
 
     fn add(&mut self, address: GuestAddress, length: u32, writable: bool) -> Result<(), ChainError> {
-        self.reachable &= self.memory.check_range(address, length as usize);
+        self.reachable &= memory::contains(&self.memory, address, length as usize);
         match writable {
             true => self.writable.push(address, length),
             false if self.writable.total > 0 => return Err(ChainError::Order),
@@ -256,7 +256,7 @@ impl Chain {
         self.check_live()?;
         for part in self.readable.parts(offset, target.len())? {
             let bytes = &mut target[part.buffer];
-            self.memory.read_slice(bytes, part.address).map_err(|_| CopyError::GuestMemory)?;
+            memory::read(&self.memory, part.address, bytes).map_err(|_| CopyError::GuestMemory)?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Chain {
         self.check_live()?;
         for part in self.writable.parts(offset, source.len())? {
             let bytes = &source[part.buffer];
-            self.memory.write_slice(bytes, part.address).map_err(|_| CopyError::GuestMemory)?;
+            memory::write(&self.memory, part.address, bytes).map_err(|_| CopyError::GuestMemory)?;
         }
         Ok(())
     }
@@ -278,7 +278,7 @@ impl Chain {
             let mut left = part.buffer.len();
             while left > 0 {
                 let bytes = &ZEROES[..left.min(ZEROES.len())];
-                self.memory.write_slice(bytes, address).map_err(|_| CopyError::GuestMemory)?;
+                memory::write(&self.memory, address, bytes).map_err(|_| CopyError::GuestMemory)?;
                 address = GuestAddress(address.0 + bytes.len() as u64);
                 left -= bytes.len();
             }
@@ -294,12 +294,12 @@ impl Chain {
     /// Copies the current content of a frame of this chain to `target`.
     pub fn read_frame(&self, frame: Frame, target: &mut [u8]) -> Result<(), CopyError> {
         self.check_live()?;
-        self.memory.read_slice(target, frame.0).map_err(|_| CopyError::GuestMemory)
+        memory::read(&self.memory, frame.0, target).map_err(|_| CopyError::GuestMemory)
     }
 
     pub fn write_status(&self, status: u8) -> Result<(), CopyError> {
         self.check_live()?;
-        self.memory.write_obj(status, self.status).map_err(|_| CopyError::GuestMemory)
+        memory::write(&self.memory, self.status, &[status]).map_err(|_| CopyError::GuestMemory)
     }
 
     fn check_live(&self) -> Result<(), CopyError> {

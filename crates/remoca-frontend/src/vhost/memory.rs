@@ -11,18 +11,55 @@ use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryError, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, VolatileSlice,
+};
 
 use super::config::QUEUE_SIZE_MAX;
 use super::footprint::{FileId, Footprint, file_in_memory};
 use super::layout::RingLayout;
-use super::log::{LogSwitch, RegionLog};
+use super::log::{LogSwitch, PartLog, RegionLog};
 use remoca_io::handover::Pass;
 use remoca_io::undumped;
 use remoca_io::wake;
 use remoca_protocol::guests::{MemoryRegion, RingAddresses};
 
 pub(crate) type GuestMemory = GuestMemoryMmap<RegionLog>;
+
+/// Returns whether guest memory has these bytes.
+pub(crate) fn contains(memory: &GuestMemory, address: GuestAddress, length: usize) -> bool {
+    within_region(memory, address, length).is_some() || memory.check_range(address, length)
+}
+
+/// Copies bytes of guest memory to `target`.
+pub(crate) fn read(memory: &GuestMemory, address: GuestAddress, target: &mut [u8]) -> Result<(), GuestMemoryError> {
+    match within_region(memory, address, target.len()) {
+        Some(bytes) => {
+            bytes.copy_to(target);
+            Ok(())
+        }
+        None => memory.read_slice(target, address),
+    }
+}
+
+/// Copies `source` to guest memory.
+pub(crate) fn write(memory: &GuestMemory, address: GuestAddress, source: &[u8]) -> Result<(), GuestMemoryError> {
+    match within_region(memory, address, source.len()) {
+        Some(bytes) => {
+            bytes.copy_from(source);
+            Ok(())
+        }
+        None => memory.write_slice(source, address),
+    }
+}
+
+/// Returns bytes that lie in one region, as nearly all do. To reach them so takes a fifth of the instructions of `vm_memory`'s own access,
+/// which is prepared for bytes in several regions.
+fn within_region(memory: &GuestMemory, address: GuestAddress, length: usize) -> Option<VolatileSlice<'_, PartLog<'_>>> {
+    let region = memory.find_region(address)?;
+    region.get_slice(region.to_region_addr(address)?, length).ok()
+}
 
 /// Regions that one front end may share; each is a mapping and a descriptor.
 pub(crate) const REGION_COUNT_MAX: usize = 128;
@@ -192,4 +229,43 @@ pub(crate) fn check_file_covers(file: &File, guest: u64, end: u64) -> Result<(),
         return Err(MemoryError::FileTooShort { guest, file_bytes: metadata.len(), end });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two regions side by side, a hole, and another one.
+    fn memory() -> GuestMemory {
+        GuestMemory::from_ranges(&[
+            (GuestAddress(0x1000), 0x1000),
+            (GuestAddress(0x2000), 0x1000),
+            (GuestAddress(0x8000), 0x1000),
+        ])
+        .unwrap()
+    }
+
+    #[test]
+    fn bytes_are_reached_within_a_region_and_across_two_but_in_no_hole() {
+        let memory = memory();
+        for (address, length, is_there) in [
+            (0x1000, 0x1000, true),
+            (0x1ffc, 8, true),
+            (0x1000, 0x2000, true),
+            (0x8fff, 1, true),
+            (0x2ffc, 8, false),
+            (0x0fff, 2, false),
+            (0x8fff, 2, false),
+            (0x5000, 1, false),
+            (u64::MAX, 2, false),
+        ] {
+            let source: Vec<u8> = (0..length).map(|at| (at % 251) as u8 + 1).collect();
+            let mut target = vec![0; length];
+            let address = GuestAddress(address);
+            assert_eq!(contains(&memory, address, length), is_there, "{address:?} {length}");
+            assert_eq!(write(&memory, address, &source).is_ok(), is_there, "{address:?} {length}");
+            assert_eq!(read(&memory, address, &mut target).is_ok(), is_there, "{address:?} {length}");
+            assert!(!is_there || source == target, "{address:?} {length}");
+        }
+    }
 }

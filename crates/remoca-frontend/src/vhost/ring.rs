@@ -14,11 +14,11 @@ use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Address, Bytes, GuestAddress};
+use vm_memory::{Address, ByteValued, Bytes, GuestAddress};
 
 use super::layout::{AVAILABLE_ENTRY_BYTES, DESCRIPTOR_BYTES, HEADER_BYTES, RingLayout, USED_ENTRY_BYTES};
 use super::log::LogSwitch;
-use super::memory::GuestMemory;
+use super::memory::{self, GuestMemory};
 
 const INDEX_OFFSET: u64 = 2;
 
@@ -81,7 +81,7 @@ impl Ring {
         let offset = HEADER_BYTES + self.slot(position) * USED_ENTRY_BYTES;
         let address = self.layout.used.checked_add(offset).ok_or(RingUnreachable)?;
         let entry = u64::from(head) | u64::from(length) << 32;
-        self.memory.write_slice(&entry.to_le_bytes(), address)?;
+        memory::write(&self.memory, address, &entry.to_le_bytes())?;
         self.log_used(offset, USED_ENTRY_BYTES);
         Ok(())
     }
@@ -129,5 +129,7 @@ pub(crate) fn read_descriptor(
     index: u16,
 ) -> Result<Descriptor, RingUnreachable> {
     let address = table.checked_add(u64::from(index) * DESCRIPTOR_BYTES).ok_or(RingUnreachable)?;
-    Ok(memory.read_obj(address)?)
+    let mut descriptor = Descriptor::default();
+    memory::read(memory, address, descriptor.as_mut_slice())?;
+    Ok(descriptor)
 }
