@@ -259,7 +259,7 @@ mod tests {
             (0x5000, 1, false),
             (u64::MAX, 2, false),
         ] {
-            let source: Vec<u8> = (0..length).map(|at| (at % 251) as u8 + 1).collect();
+            let source: Vec<u8> = (1..=251).cycle().take(length).collect();
             let mut target = vec![0; length];
             let address = GuestAddress(address);
             assert_eq!(contains(&memory, address, length), is_there, "{address:?} {length}");
