@@ -1,7 +1,7 @@
 //! Tells in which functions a VM process spends the instructions of a read outside the kernel.
 
 use crate::steps::{Places, Steps};
-use crate::vm::{Program, VmOptions, remoca};
+use crate::vm::{VmOptions, remoca};
 use crate::work::{IMAGE_BYTES, Kind, Setting, Work};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -47,7 +47,7 @@ pub fn run(args: &InstructionsArgs) -> Result<()> {
     steps.at_rest()?;
     let places = steps.take_places();
     ensure!(!places.is_empty(), "no addresses can be read on this machine");
-    let modules = modules(&vm.process)?;
+    let modules = modules(vm.process.pid())?;
     steps.end(|| vm.status().map(drop))?;
     vm.end()?;
     let total: u64 = places.values().sum();
@@ -76,9 +76,9 @@ struct Module {
     base: u64,
 }
 
-/// Returns the parts of files that are mapped by a program.
-fn modules(program: &Program) -> Result<Vec<Module>> {
-    let maps = std::fs::read_to_string(format!("/proc/{}/maps", program.pid()))?;
+/// Returns the parts of files that are mapped by a process.
+fn modules(pid: u32) -> Result<Vec<Module>> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let mut modules: Vec<Module> = Vec::new();
     for line in maps.lines() {
         let mut words = line.split_whitespace();
@@ -150,4 +150,21 @@ fn names(path: &str, addresses: &[(u64, u64)]) -> Result<Vec<Vec<String>>> {
     }
     names.resize(addresses.len(), Vec::new());
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_found_in_their_functions() {
+        let address = modules as fn(u32) -> Result<Vec<Module>> as usize as u64;
+        let modules = modules(std::process::id()).unwrap();
+        let (compiled, written) = functions(&Places::from([(address, 7), (address + 1, 2)]), &modules).unwrap();
+        for counts in [compiled, written] {
+            let [(name, 9)] = counts.iter().collect::<Vec<_>>()[..] else { panic!("{counts:?}") };
+            assert!(name.contains("modules"), "{name}");
+        }
+        assert!(functions(&Places::from([(1, 1)]), &modules).is_err(), "nothing is mapped there");
+    }
 }
