@@ -252,7 +252,7 @@ fn add_disk_changes(seed: u64, scenario: &Scenario, steps: &mut Vec<Step>) {
 /// Adds reports of agents that lie about the pages that they send, to the plans of an eighth of the seeds. All other steps stay as they are.
 fn add_class_reports(seed: u64, scenario: &Scenario, steps: &mut Vec<Step>) {
     let mut random = Random::new(seed ^ 0x636c_6173_7365);
-    let end = steps.last().map_or(0, |step| step.at_ns);
+    let end = steps.iter().map(|step| step.at_ns).max().unwrap_or(0);
     if !random.one_in(8) {
         return;
     }

@@ -57,7 +57,7 @@ impl Host {
         self.now
     }
 
-    /// Returns the monotonic time of the last [`Self::update`]: enough for what is timed in milliseconds.
+    /// Returns the monotonic time of the last [`Self::update`]: enough for a timer, which is looked at again in the next turn.
     pub(super) fn latest(&self) -> Instant {
         self.latest
     }

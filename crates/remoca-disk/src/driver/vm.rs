@@ -213,7 +213,7 @@ impl Vm {
     pub(super) fn serve_store(&mut self, disk: usize) {
         // The store continues writes, and submits the operations that this turn has queued.
         self.stamp_writes();
-        self.guests.disk_mut(disk).store.handle_ready(self.host.latest());
+        self.guests.disk_mut(disk).store.handle_ready(self.host.instant());
         self.take_store_events(disk);
     }
 
@@ -233,7 +233,8 @@ impl Vm {
     /// may free a buffer for which starved I/O waits, so this is repeated until none completes. Otherwise I/O could be
     /// left waiting, with no event to resume it.
     pub(super) fn end_turn(&mut self) {
-        let now = self.host.latest();
+        // Read now: what was submitted in this turn may have waited for the system, and a store that did is not to do so again.
+        let now = self.host.instant();
         let mut completed = true;
         while completed {
             self.feed_starved();

@@ -279,8 +279,7 @@ impl World<'_> {
             return Ok(());
         }
         let status = self.vm.engine.status();
-        let must_know =
-            self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks() && !self.vm.has_lied;
+        let is_known = self.vm.guest.take_known(&page) && status.enabled && self.knows_all_blocks();
         let taking = || status.pools.iter().filter(|pool| !pool.is_draining);
         let has_room = taking().any(|pool| pool.granted.0 > 0)
             && taking().all(|pool| self.has_room(pool))
@@ -295,11 +294,11 @@ impl World<'_> {
         }
         match evicted {
             Evicted::Admit(admitted) => self.send_admitted(admitted, page)?,
-            Evicted::Unmatched if must_know => {
+            Evicted::Unmatched if is_known && !self.vm.has_lied => {
                 let text = format!("{} is what the disk holds, and was called unknown", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
             }
-            Evicted::Dropped if must_know && has_room => {
+            Evicted::Dropped if is_known && has_room => {
                 let text = format!("{} was dropped, and there was room", describe(&page));
                 self.fail(Violation::new(Promise::Useful, text))?;
             }
