@@ -127,13 +127,14 @@ fn names(path: &str, addresses: &[(u64, u64)]) -> Result<Vec<Vec<String>>> {
     for (address, _) in addresses {
         writeln!(text, "{address:#x}")?;
     }
-    let folder = tempfile::NamedTempFile::new()?;
-    std::fs::write(folder.path(), text)?;
+    let list = tempfile::NamedTempFile::new()?;
+    std::fs::write(list.path(), text)?;
     let output = Command::new("addr2line")
         .args(["--exe", path, "--functions", "--inlines", "--demangle", "--addresses"])
-        .arg(format!("@{}", folder.path().display()))
+        .arg(format!("@{}", list.path().display()))
         .output()
         .context("cannot run addr2line, which is a part of binutils")?;
+    // It fails for what is no file, such as the code that the kernel maps: that is named as a whole.
     let mut names = parse(&String::from_utf8_lossy(&output.stdout));
     names.resize(addresses.len(), Vec::new());
     Ok(names)
