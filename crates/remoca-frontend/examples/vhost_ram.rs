@@ -18,7 +18,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut disk = RamDisk::new(length);
     let mut device = VhostDevice::new(config, SocketSource::bind(Path::new(&socket), None)?)?;
     loop {
-        poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None)?;
+        if !device.listen() {
+            poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None)?;
+        }
         device.handle_events()?;
         while let Some(request) = device.pop() {
             let status = disk.execute(&request);

@@ -3,7 +3,7 @@
 //!
 //! The driver owns a [`Frontend`] for each disk and one for the port, and treats all kinds alike. When `event_fd()` is
 //! readable, it calls `handle_events()`, then `pop()` until that returns `None`, `complete()` in any order, and
-//! `notify()` before it waits again. Requests come out validated: ranges lie within the device and on its block
+//! `notify()` and `listen()` before it waits again. Requests come out validated: ranges lie within the device and on its block
 //! boundaries, and writes to read-only devices never come out.
 
 use crate::nbd::{Attached, NbdExport, NbdRequest};
@@ -37,6 +37,23 @@ impl Frontend {
         match self {
             Self::Vhost(device) => device.handle_events(),
             Self::Nbd(export) => export.handle_events(),
+        }
+    }
+
+    /// Returns whether [`Self::pop`] would find requests that the guest need not announce.
+    pub fn has_requests(&self) -> bool {
+        match self {
+            Self::Vhost(device) => device.has_requests(),
+            Self::Nbd(_) => false,
+        }
+    }
+
+    /// Tells the guest to announce requests again, before the driver waits. Returns whether there are some that it did not
+    /// announce.
+    pub fn listen(&mut self) -> bool {
+        match self {
+            Self::Vhost(device) => device.listen(),
+            Self::Nbd(_) => false,
         }
     }
 

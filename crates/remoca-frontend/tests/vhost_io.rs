@@ -464,3 +464,84 @@ fn a_device_that_stands_aside_lets_its_queues_be_stopped() {
     assert_eq!(guest.wait(ticket), OK);
     assert_eq!(backend.disk.lock().unwrap().bytes[..4096], data);
 }
+
+#[test]
+fn a_guest_need_not_kick_while_the_driver_looks_by_itself() {
+    let options = Options { queue_count: 2, data_bytes: 4096, ..Options::default() };
+    let mut alone = Alone::start(config(), options);
+    let submit = |alone: &mut Alone, queue| alone.guest.submit(queue, Command::Read { sector: 0, length: 4096 });
+    let wants_kicks = |alone: &Alone| [0, 1].map(|queue: usize| alone.guest.queues[queue].wants_kicks());
+    alone.pop_all();
+    assert!(wants_kicks(&alone) == [true; 2] && !alone.device.listen());
+    submit(&mut alone, 1);
+    assert!(!alone.device.has_requests(), "the guest has to kick for it");
+    alone.pop_all();
+    assert_eq!(wants_kicks(&alone), [true, false], "of the other queue nobody looks");
+    assert!(!alone.device.has_requests());
+    for _ in 0..3 {
+        submit(&mut alone, 1);
+        assert!(alone.device.has_requests());
+        alone.pop_all();
+        assert!(!alone.device.has_requests(), "it is taken");
+    }
+    submit(&mut alone, 1);
+    assert!(alone.device.listen(), "the driver has to look before it waits");
+    assert!(wants_kicks(&alone) == [true; 2] && !alone.device.has_requests() && !alone.device.listen());
+    alone.pop_all();
+    assert_eq!((alone.held.len(), alone.device.listen()), (5, false));
+    assert!(!alone.is_awake());
+    submit(&mut alone, 1);
+    alone.guest.queues[1].kick();
+    assert!(alone.is_awake());
+}
+
+/// Else it would look for ever at what it cannot take.
+#[test]
+fn a_device_does_not_look_for_what_it_cannot_take() {
+    let mut config = DeviceConfig { transfer_bytes_max: 512, ..config() };
+    config.capacity_bytes = 512 * 5000;
+    let options = Options { queue_size: 4, data_bytes: 512 * 5000, ..Options::default() };
+    let mut alone = Alone::start(config, options);
+    alone.guest.submit(0, Command::Read { sector: 0, length: 512 * 4096 });
+    alone.pop_all();
+    assert_eq!(alone.held.len(), 4096);
+    let ticket = alone.guest.submit(0, Command::Read { sector: 0, length: 512 });
+    assert!(!alone.device.has_requests() && !alone.device.listen(), "there is no room");
+    assert!(alone.guest.queues[0].wants_kicks());
+    for request in alone.held.drain(..) {
+        alone.device.complete(request, Status::Ok);
+    }
+    alone.device.notify();
+    assert!(alone.is_awake(), "nobody kicks for it again");
+    alone.pop_all();
+    alone.device.complete(alone.held.remove(0), Status::Ok);
+    alone.device.notify();
+    assert_eq!(alone.guest.result(ticket), Some(OK));
+}
+
+/// A guest that was told not to kick by a back end that died then would never be heard again.
+#[test]
+fn a_back_end_that_starts_or_stops_a_queue_tells_its_guest_to_kick() {
+    let mut alone = Alone::start(config(), Options::default());
+    let first = alone.guest.submit(0, Command::Read { sector: 0, length: 4096 });
+    alone.pop_all();
+    let Alone { device, mut guest, held, _folder: _ } = alone;
+    // Killed: nothing is completed, nobody listens.
+    std::mem::forget(held);
+    guest.disconnect();
+    drop(device);
+    assert!(!guest.queues[0].wants_kicks());
+    let second = guest.submit(0, Command::Read { sector: 0, length: 4096 });
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Mutex::new(RamDisk::new(DISK_BYTES as usize)));
+    let backend = Backend::spawn(config(), &folder.path().join("next"), disk);
+    // It is not to be told by the look at the first request.
+    backend.plan.deaf.store(true, SeqCst);
+    guest.connect(&backend.socket).unwrap();
+    assert!(guest.queues[0].wants_kicks());
+    backend.plan.deaf.store(false, SeqCst);
+    assert_eq!((guest.wait(first), guest.wait(second)), (OK, OK));
+    backend.plan.hold.store(true, SeqCst);
+    assert_eq!(guest.stop_queue(0).unwrap(), 2);
+    assert!(guest.queues[0].wants_kicks());
+}

@@ -45,6 +45,11 @@ impl Disk {
         self.store.stamp_at_opening().unwrap_or_else(named)
     }
 
+    /// Returns whether no request is accepted, because requests of an earlier process may still be on their way.
+    pub(super) fn is_settling(&self) -> bool {
+        self.settles_at.is_some() && self.frontend.may_repeat()
+    }
+
     /// Returns the size that the image had before it became smaller, or `None` if it was as large as ever when it was opened.
     pub(super) fn shrunk_from(&self) -> Option<u64> {
         self.had_bytes.filter(|had| *had > self.store.geometry().size)

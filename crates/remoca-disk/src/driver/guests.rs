@@ -79,6 +79,10 @@ impl Guests {
         self.disks.iter().map(|disk| &disk.frontend).chain(self.port.frontend())
     }
 
+    fn frontends_mut(&mut self) -> impl Iterator<Item = &mut Frontend> {
+        self.disks.iter_mut().map(|disk| &mut disk.frontend).chain(self.port.frontend_mut())
+    }
+
     /// Returns the size of the guest's memory in bytes, as its hypervisor reports it, or 0 if none is reported.
     pub(super) fn memory_bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.frontend.guest_memory_bytes()).max().unwrap_or(0)
@@ -188,17 +192,14 @@ impl Guests {
     /// Returns whether requests of a disk are accepted. While another process has the disks, answers those commands of
     /// the front end that can be answered without them.
     pub(super) fn admits(&mut self, disk: u16, intake: Intake) -> bool {
-        let Disk { settles_at, frontend, .. } = &mut self.disks[usize::from(disk)];
+        let disk = &mut self.disks[usize::from(disk)];
         match intake {
             Intake::Away { comes } => {
-                frontend.stand_aside(comes);
+                disk.frontend.stand_aside(comes);
                 false
             }
             Intake::Nothing => false,
-            Intake::Begun | Intake::All => {
-                let settles = settles_at.is_some() && frontend.may_repeat();
-                !settles
-            }
+            Intake::Begun | Intake::All => !disk.is_settling(),
         }
     }
 
@@ -231,6 +232,19 @@ impl Guests {
         for disk in &mut self.disks {
             disk.frontend.notify();
         }
+    }
+
+    /// Schedules all queues to be examined if they have requests that the guest need not announce. Returns whether they are
+    /// scheduled.
+    pub(super) fn look(&mut self) -> bool {
+        let disks = self.disks.iter().filter(|disk| !disk.is_settling()).map(|disk| &disk.frontend);
+        self.pop_again |= disks.chain(self.port.frontend()).any(Frontend::has_requests);
+        self.pop_again
+    }
+
+    /// Tells guests to announce requests again. Returns whether there are some that were not announced.
+    pub(super) fn listen(&mut self) -> bool {
+        self.frontends_mut().fold(false, |has_requests, frontend| has_requests | frontend.listen())
     }
 
     /// Schedules all queues to be examined in the next turn.

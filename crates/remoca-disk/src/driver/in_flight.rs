@@ -64,6 +64,11 @@ impl InFlight {
         self.requests.is_empty()
     }
 
+    /// Returns whether no guest waits for an answer. Stores may still be at work.
+    pub(super) fn are_completed(&self) -> bool {
+        self.requests.are_completed()
+    }
+
     /// Returns whether a flush is in flight.
     pub(super) fn is_flushing(&self) -> bool {
         self.requests.are_being_flushed()

@@ -27,6 +27,7 @@ mod migration;
 mod operator;
 mod parts;
 mod poller;
+mod polling;
 mod requests;
 mod servers;
 mod sizes;
@@ -54,6 +55,7 @@ pub use migration::Migration;
 use operator::Operator;
 pub use parts::Parts;
 pub use poller::Source;
+use polling::Polling;
 use remoca_core::engine::Leaving;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
@@ -92,6 +94,7 @@ pub struct Driver {
     migration: Migration,
     operator: Operator,
     upgrades: Upgrades,
+    polling: Polling,
 }
 
 impl Driver {
@@ -121,7 +124,8 @@ impl Driver {
         };
         let upgrades = Upgrades::new(parts.start, parts.ask);
         let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager);
-        let mut driver = Self { vm, migration: parts.migration, operator, upgrades };
+        let polling = Polling::new(parts.poll_time_max);
+        let mut driver = Self { vm, migration: parts.migration, operator, upgrades, polling };
         driver.begin(parts.former, parts.cache_enabled)?;
         Ok(driver)
     }
@@ -169,12 +173,45 @@ impl Driver {
         let mut ready = Vec::new();
         loop {
             ready.clear();
-            let timeout = self.timeout();
-            self.vm.host.wait(&mut ready, timeout)?;
+            self.wait(&mut ready)?;
             if let Some(ended) = self.turn(&ready) {
                 return Ok(ended);
             }
         }
+    }
+
+    /// Waits until there is something to do, and adds the sources that have events to `ready`. While no guest waits for an
+    /// answer, looks for the next request before it sleeps, if [`Polling`] says so.
+    fn wait(&mut self, ready: &mut Vec<(Source, bool)>) -> io::Result<()> {
+        if !self.has_work()
+            && self.takes_requests()
+            && self.vm.in_flight.are_completed()
+            && let Some(time) = self.polling.begin()
+        {
+            let Vm { host, guests, .. } = &mut self.vm;
+            let began = host.instant();
+            while ready.is_empty() && !guests.look() && host.time_since(began) < time {
+                host.wait(ready, Some(Duration::ZERO))?;
+            }
+            let has_found = !ready.is_empty() || guests.pops_again();
+            self.polling.end(has_found);
+            if has_found {
+                return Ok(());
+            }
+        }
+        let timeout = self.timeout();
+        self.vm.host.wait(ready, timeout)
+    }
+
+    /// Returns whether the next turn has something to do, whatever happens until then.
+    fn has_work(&mut self) -> bool {
+        let has_requests = self.takes_requests() && self.vm.guests.look();
+        has_requests || self.vm.servers.receives_again() || self.vm.guests.pops_again() || self.is_moving_index()
+    }
+
+    /// Returns whether new requests are accepted from guests.
+    fn takes_requests(&self) -> bool {
+        matches!(self.intake(), Intake::All)
     }
 
     /// Adds the sources that have events now to `ready`, each with whether its descriptor is writable. Does not wait.
@@ -187,6 +224,15 @@ impl Driver {
 
     /// Executes one turn of the loop for the sources in `ready`. Returns why the driver ends, or `None` if it continues.
     pub fn turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
+        let ended = self.execute_turn(ready);
+        if ended.is_some() {
+            // The next program that serves the guests may be one that does not look by itself.
+            self.vm.guests.listen();
+        }
+        ended
+    }
+
+    fn execute_turn(&mut self, ready: &[(Source, bool)]) -> Option<Ended> {
         self.vm.host.update();
         for &(source, writable) in ready {
             self.handle(source, writable);
@@ -213,9 +259,14 @@ impl Driver {
         Some(Ended::HandOver(Box::new(handover)))
     }
 
-    /// Returns how long to wait for events before the next turn, or `None` if there is no limit.
+    /// Returns how long to wait for events before the next turn, or `None` if there is no limit. If there is nothing to do at
+    /// once, guests are told to announce their requests.
     pub fn timeout(&mut self) -> Option<Duration> {
-        if self.vm.servers.receives_again() || self.vm.guests.pops_again() || self.is_moving_index() {
+        if self.has_work() {
+            return Some(Duration::ZERO);
+        }
+        if self.vm.guests.listen() && self.takes_requests() {
+            self.vm.guests.pop_again();
             return Some(Duration::ZERO);
         }
         self.vm.host.update();

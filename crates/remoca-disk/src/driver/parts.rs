@@ -19,6 +19,7 @@ use remoca_io::control::ControlServer;
 use remoca_io::service::ServiceManager;
 use remoca_io::words::IndexMemory;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 /// The parts of a driver.
 pub struct Parts {
@@ -46,6 +47,8 @@ pub struct Parts {
     pub migration: Migration,
     pub control: Option<ControlServer>,
     pub buffers: BufferPool,
+    /// Longest time to look for the next request before the process sleeps.
+    pub poll_time_max: Duration,
     /// Limit on the guest memory that is indexed: a guest with more is indexed as if it had this much.
     pub guest_memory_max: PageCount,
     pub trace: Option<TraceWriter>,

@@ -81,16 +81,19 @@ struct Held {
 /// and no store is at work for it: otherwise a completion of the store could be taken for that of another request.
 pub struct RequestTable {
     slab: slab::Slab<Entry>,
+    /// Number of requests that are not completed.
+    pending: usize,
     held: Vec<Held>,
 }
 
 impl RequestTable {
     pub fn new(disks: usize) -> Self {
-        Self { slab: slab::Slab::new(), held: vec![Held::default(); disks] }
+        Self { slab: slab::Slab::new(), pending: 0, held: vec![Held::default(); disks] }
     }
 
     /// Adds a request. Returns the ID by which the engine knows it.
     pub fn insert(&mut self, pending: Pending) -> RequestId {
+        self.pending += 1;
         // Far fewer than 2^32: a device hands out some thousand at a time.
         let entry = Entry { disk: pending.disk, pending: Some(pending), io: false, held: Held::default() };
         RequestId(u32::try_from(self.slab.insert(entry)).unwrap_or(u32::MAX))
@@ -99,6 +102,11 @@ impl RequestTable {
     /// Returns whether no request is in flight, and no store is at work.
     pub fn is_empty(&self) -> bool {
         self.slab.is_empty()
+    }
+
+    /// Returns whether all requests are completed. Stores may still be at work for some.
+    pub fn are_completed(&self) -> bool {
+        self.pending == 0
     }
 
     /// Returns whether a flush is in flight.
@@ -125,7 +133,9 @@ impl RequestTable {
     /// work for it.
     pub fn remove(&mut self, id: RequestId) -> Option<Pending> {
         let entry = self.slab.get_mut(id.0 as usize)?;
-        if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending }
+        let removed = if entry.io { entry.pending.take() } else { self.slab.try_remove(id.0 as usize)?.pending };
+        self.pending -= usize::from(removed.is_some());
+        removed
     }
 
     /// Marks `id` as in use by a store, so that the ID is not free before [`Self::end_io`]. Returns the position of its
@@ -245,7 +255,7 @@ mod tests {
         let first = begin(&mut table, 1, 60, true);
         assert!(room(&table, 1, 40) && !room(&table, 1, 41));
         let second = begin(&mut table, 1, 40, true);
-        assert!(table.remove(first).is_some());
+        assert!(table.remove(first).is_some() && table.remove(first).is_none() && !table.are_completed());
         assert!(!room(&table, 1, 1), "the store is still at it");
         assert!(room(&table, 0, 100), "another disk has a share of its own");
         assert!(has_share(&table, 1, 200, false, 400), "what a guest waits for has more");
@@ -253,7 +263,7 @@ mod tests {
         assert!(room(&table, 1, 60));
         table.end_io(second);
         assert!(room(&table, 1, usize::MAX));
-        assert!(table.remove(second).is_some() && table.is_empty());
+        assert!(table.remove(second).is_some() && table.is_empty() && table.are_completed());
     }
 
     #[test]

@@ -202,6 +202,7 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
             .unwrap(),
         control: None,
         guest_memory_max: PageCount(1 << 20),
+        poll_time_max: std::time::Duration::ZERO,
         buffers: BufferPool::new(pages * PAGE_SIZE),
         trace: None,
         stop: wake::new().unwrap(),

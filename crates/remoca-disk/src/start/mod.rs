@@ -207,6 +207,7 @@ fn parts(
         migration,
         control: Some(control),
         guest_memory_max: guest_pages(options.guest_memory_max.max(options.guest_memory)),
+        poll_time_max: options.poll_time_max,
         buffers: BufferPool::new(buffers),
         trace,
         stop: signals.stop,

@@ -52,6 +52,8 @@ pub struct Options {
     /// File that every request is recorded in.
     pub trace: Option<PathBuf>,
     pub uses_io_uring: bool,
+    /// Longest time to look for the next request before the process sleeps.
+    pub poll_time_max: Duration,
     /// Whether a slow answer of the server is hedged by a disk read.
     pub hedges: bool,
     /// Whether evicted pages are looked for in guest memory that a read is about to overwrite.

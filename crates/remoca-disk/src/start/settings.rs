@@ -143,6 +143,7 @@ mod tests {
             buffers: 0,
             trace: None,
             uses_io_uring: false,
+            poll_time_max: Duration::ZERO,
             hedges: true,
             looks_at_frames: true,
             notice: None,

@@ -64,6 +64,8 @@ impl RamDisk {
 pub struct Plan {
     /// Takes requests and does not complete them.
     pub hold: AtomicBool,
+    /// Takes no requests.
+    pub deaf: AtomicBool,
     /// Executes the requests that it holds without completing them.
     pub execute_held: AtomicBool,
     /// Completes the requests of a batch in reverse order.
@@ -134,10 +136,12 @@ impl Drop for Backend {
 fn serve(mut device: VhostDevice, disk: &Mutex<RamDisk>, plan: &Plan) {
     let mut held: Vec<BlkRequest> = Vec::new();
     while !plan.stop.load(Ordering::SeqCst) {
-        let _ = poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], Some(&PLAN_INTERVAL));
+        if !device.listen() {
+            let _ = poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], Some(&PLAN_INTERVAL));
+        }
         device.handle_events().unwrap();
         let mut disk = disk.lock().unwrap();
-        while let Some(request) = device.pop() {
+        while let Some(request) = Some(&mut device).filter(|_| !plan.deaf.load(Ordering::SeqCst)).and_then(VhostDevice::pop) {
             plan.taken.fetch_add(1, Ordering::SeqCst);
             if plan.hold.load(Ordering::SeqCst) && plan.execute_held.load(Ordering::SeqCst) {
                 disk.execute(&request);

@@ -9,6 +9,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub const DESC_NEXT: u16 = 1;
 pub const DESC_WRITE: u16 = 2;
 pub const DESC_INDIRECT: u16 = 4;
+const USED_NO_NOTIFY: u16 = 1;
 
 /// A buffer of a chain.
 #[derive(Debug, Clone, Copy)]
@@ -96,8 +97,16 @@ impl Virtqueue {
         fence(Ordering::SeqCst);
     }
 
+    /// Tells the device that chains were made available, unless it looks by itself.
     pub fn kick(&self) {
-        self.kick.write(1).unwrap();
+        if self.wants_kicks() {
+            self.kick.write(1).unwrap();
+        }
+    }
+
+    /// Returns whether the device does not look by itself for chains that are made available.
+    pub fn wants_kicks(&self) -> bool {
+        u16::from_le(self.memory.load(GuestAddress(self.used), Ordering::Relaxed).unwrap()) & USED_NO_NOTIFY == 0
     }
 
     /// Asks the device for no interrupts, or for interrupts again.

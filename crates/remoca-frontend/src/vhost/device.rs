@@ -149,7 +149,8 @@ impl VhostDevice {
         wake::raise(self.kicks.control());
     }
 
-    /// Handles kicks and the control thread's commands. Call `pop` afterwards until it returns `None`, then `notify`.
+    /// Handles kicks and the control thread's commands. Call `pop` afterwards until it returns `None`, then `notify`, then
+    /// `listen`, and wait only if that returns false.
     pub fn handle_events(&mut self) -> io::Result<()> {
         if self.kicks.take()? {
             while let Some(envelope) = self.commands.as_ref().and_then(|commands| commands.try_recv().ok()) {
@@ -157,6 +158,28 @@ impl VhostDevice {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether [`Self::pop`] would find requests for which the guest need not kick.
+    pub fn has_requests(&self) -> bool {
+        let mut watched = self.queues[..self.started].iter().filter(|queue| queue.is_watched());
+        self.takes_requests() && watched.any(Queue::has_available)
+    }
+
+    /// Tells the guest to kick again, before the driver waits: it need not since `pop` found a request of the queue. Returns
+    /// whether there are requests for which it did not.
+    pub fn listen(&mut self) -> bool {
+        let takes_requests = self.takes_requests();
+        let watched = self.queues[..self.started].iter_mut().filter(|queue| queue.is_watched());
+        watched.fold(false, |has_requests, queue| {
+            queue.listen();
+            has_requests | (takes_requests && queue.has_available())
+        })
+    }
+
+    /// Returns whether [`Self::pop`] takes new requests now. If not, the device's descriptor says when it does.
+    fn takes_requests(&self) -> bool {
+        !self.has_cache_flush() && !self.throttle.is_full() && !self.throttle.lacks_segments()
     }
 
     /// Returns the next request from the queues in turn, or `None` if there is none or the limits are reached. Invalid

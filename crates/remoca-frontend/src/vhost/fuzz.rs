@@ -62,11 +62,13 @@ pub fn run(data: &[u8]) {
     for _ in 0..ROUNDS {
         let taken: Vec<_> = std::iter::from_fn(|| queue.take(&context)).map(|taken| check(taken, &config)).collect();
         assert!(queue.in_flight() <= RING_SIZE, "a head is taken once until it is published");
+        assert!(!queue.has_available(), "a driver that looks for chains until there are none would not sleep");
         for request in taken.iter().rev() {
             queue.complete(request.chain.as_ref().unwrap(), Status::Ok);
         }
         assert_eq!(queue.in_flight(), 0, "every chain is completed, and once");
         queue.publish();
+        queue.listen();
     }
     assert!(queue.is_drained());
     session.end();

@@ -6,7 +6,10 @@
 //! 1. wait until `event_fd()` is readable (or other work of the driver is finished), then call `handle_events()`;
 //! 2. call `pop()` until it returns `None` or the driver has enough; no request is lost, `pop` can be called later;
 //! 3. execute the requests, copy data with the functions of [`BlkRequest`], and call `complete()` in any order;
-//! 4. call `notify()` once before waiting again.
+//! 4. call `notify()` once before waiting again, then `listen()`; if that returns true, do not wait.
+//!
+//! A guest need not kick while the driver is at work: from the first request that `pop` takes from a queue until `listen()`, or
+//! as long as the driver prefers to look by itself (`has_requests()`).
 //!
 //! Nothing that a guest writes into its rings panics, hangs or allocates without bound; requests come out validated. No
 //! code outside this folder touches guest memory, and every write to it is logged for a front end that migrates its VM

@@ -84,6 +84,8 @@ pub(crate) struct Queue {
     batch: Vec<u16>,
     call: Option<Arc<OwnedFd>>,
     pub error: Option<Arc<OwnedFd>>,
+    /// Whether the guest was told that it need not kick: the driver looks at the ring by itself.
+    is_watched: bool,
 }
 
 impl Queue {
@@ -105,6 +107,7 @@ impl Queue {
             batch: Vec::new(),
             call: None,
             error: None,
+            is_watched: false,
         }
     }
 
@@ -113,6 +116,9 @@ impl Queue {
         let size = start.layout.size;
         let ring = Ring::new(start.layout, start.memory, self.log.clone());
         let used = ring.used_index().map_err(|_| StartError::Ring)?;
+        // A back end that was killed may have told the guest not to kick.
+        ring.set_kicks_wanted(true).map_err(|_| StartError::Ring)?;
+        self.is_watched = false;
         let mut record = start.record;
         self.resubmit.clear();
         self.next_available = start.base;
@@ -192,6 +198,7 @@ impl Queue {
     /// Publishes the last completions and removes the ring. Returns its position in the available ring.
     pub fn finish_stop(&mut self) -> u16 {
         self.publish();
+        self.listen();
         self.ring = None;
         self.record = None;
         // Chains that were not resubmitted are still in the record.
@@ -236,6 +243,41 @@ impl Queue {
         }
     }
 
+    /// Tells the guest that it need not kick, until [`Self::listen`]. Does nothing if the queue takes no new chains.
+    fn watch(&mut self) {
+        if !self.is_watched && self.takes_new() {
+            let told = self.ring.as_ref().map(|ring| ring.set_kicks_wanted(false));
+            self.is_watched = matches!(told, Some(Ok(())));
+        }
+    }
+
+    /// Tells the guest to kick again, if it was told that it need not.
+    pub fn listen(&mut self) {
+        if std::mem::take(&mut self.is_watched)
+            && let Some(ring) = &self.ring
+        {
+            // A ring that is gone is noticed when chains are taken from it.
+            let _ = ring.set_kicks_wanted(true);
+        }
+    }
+
+    /// Returns whether the guest was told that it need not kick.
+    pub fn is_watched(&self) -> bool {
+        self.is_watched
+    }
+
+    /// Returns whether the guest has made chains available that [`Self::take`] would find.
+    pub fn has_available(&self) -> bool {
+        let Some(ring) = self.ring.as_ref().filter(|_| self.takes_new()) else { return false };
+        // A ring that is gone is noticed when chains are taken from it.
+        self.available_seen != self.next_available
+            || ring.available_index().map_or(true, |available| available != self.next_available)
+    }
+
+    fn takes_new(&self) -> bool {
+        self.enabled && !self.broken && !self.stopping
+    }
+
     fn next_chain(&mut self, context: &Context) -> Result<Option<Chain>, QueueError> {
         let Some(ring) = &self.ring else { return Ok(None) };
         if self.broken || !(self.enabled || self.stopping) {
@@ -265,6 +307,7 @@ impl Queue {
         }
         let chain = Chain::walk(ring, head, context.indirect, context.session, context.segments)?;
         self.board(head, resubmitted.is_some());
+        self.watch();
         Ok(Some(chain))
     }
 

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, ByteValued, Bytes, GuestAddress};
 
@@ -21,6 +21,9 @@ use super::log::LogSwitch;
 use super::memory::{self, GuestMemory};
 
 const INDEX_OFFSET: u64 = 2;
+const FLAGS_BYTES: u64 = 2;
+/// Flags of a used ring whose guest need not kick. The field has 16 bits.
+const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
 
 /// The guest has no memory where its ring should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -102,6 +105,17 @@ impl Ring {
         if let Some(start) = self.layout.used_log {
             self.log.mark(start.saturating_add(offset), length);
         }
+    }
+
+    /// Sets whether the guest is to kick the device when it has made chains available. A count read after this covers each
+    /// chain for which the guest did not kick (VIRTIO 1.2, 2.7.10).
+    pub fn set_kicks_wanted(&self, are_wanted: bool) -> Result<(), RingUnreachable> {
+        let flags = if are_wanted { 0 } else { NO_NOTIFY };
+        self.memory.store(flags.to_le(), self.layout.used, Ordering::Relaxed)?;
+        self.log_used(0, FLAGS_BYTES);
+        // The flags must be visible before the count is read: the guest writes the count, then reads the flags.
+        fence(Ordering::SeqCst);
+        Ok(())
     }
 
     /// Returns whether the guest wants an interrupt for what was just published.

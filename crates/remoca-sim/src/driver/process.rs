@@ -164,6 +164,7 @@ impl World<'_> {
             trace: None,
             manager: ServiceManager::default(),
             guest_memory_max: PageCount(1 << 12),
+            poll_time_max: std::time::Duration::ZERO,
             stop: super::eventfd(),
             hangup: super::eventfd(),
             start: Start {

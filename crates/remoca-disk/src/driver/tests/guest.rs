@@ -2,7 +2,7 @@
 
 use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
-use crate::driver::{Disk, Driver, Parts, Source};
+use crate::driver::{Disk, Driver, Ended, Parts, Source};
 use crate::handover::{Checking, Successor};
 use crate::state::{self, Before, StateFile};
 use remoca_core::engine::{EngineConfig, Evicted};
@@ -22,7 +22,7 @@ use remoca_store::{
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -214,6 +214,12 @@ impl Bench {
     fn answer(&mut self, which: usize, result: Result<(), StoreError>, byte: u8) {
         assert!(answer(&self.script, which, result, byte), "the disk was asked for less");
         self.turn();
+    }
+
+    /// Something happens that the driver wakes for.
+    fn raise_store(&self) {
+        let event = self.driver.vm.guests.disks()[0].store.event_fd();
+        rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
     }
 
     fn asked(&self) -> Vec<StoreOp> {
@@ -564,4 +570,106 @@ fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
     assert!(!waits(&mut bench));
     bench.turn();
     assert_eq!(bench.asked().len(), 1, "what came meanwhile is served");
+}
+
+/// A driver that looks for requests for an hour before it sleeps.
+fn looking() -> Bench {
+    Bench::start_with(config(1), device(), |parts, _| parts.poll_time_max = Duration::from_secs(3600))
+}
+
+/// The guest is not heard otherwise: it does not kick.
+#[test]
+fn a_request_that_comes_while_the_driver_looks_is_found_without_a_kick() {
+    let mut bench = looking();
+    let mut ready = Vec::new();
+    for round in 0..3 {
+        let ticket = bench.read(round, 1);
+        bench.answer(0, Ok(()), 1);
+        assert_eq!(bench.guest.result(ticket), Some(OK));
+        assert!(!bench.guest.queues[0].wants_kicks());
+        bench.guest.submit(0, Command::Read { sector: 8 * (10 + round), length: PAGE_SIZE_U64 });
+        bench.driver.wait(&mut ready).unwrap();
+        ready.retain(|(source, _)| *source == Source::Disk(0));
+        assert_eq!(ready, [], "a kick");
+        bench.driver.turn(&[]);
+        bench.answer(0, Ok(()), 1);
+        assert!(bench.driver.vm.in_flight.are_completed());
+    }
+}
+
+#[test]
+fn a_driver_does_not_look_while_a_guest_waits_for_an_answer() {
+    let mut bench = looking();
+    bench.read(0, 1);
+    bench.raise_store();
+    let mut ready = Vec::new();
+    bench.driver.wait(&mut ready).unwrap();
+    assert!(bench.guest.queues[0].wants_kicks(), "the guest has to announce what it wants while the driver sleeps");
+    bench.answer(0, Ok(()), 1);
+    bench.read(1, 1);
+    bench.answer(0, Ok(()), 1);
+    bench.raise_store();
+    bench.driver.wait(&mut ready).unwrap();
+    assert!(!bench.guest.queues[0].wants_kicks(), "while the driver looks it need not");
+}
+
+/// The guest kicks only if it is told to, and submits at any moment between the driver's looks and its sleep.
+#[test]
+fn no_request_is_missed_whenever_it_comes() {
+    const REQUESTS: u64 = 20_000;
+    for poll_time_max in [Duration::ZERO, Duration::from_micros(32)] {
+        let mut bench = Bench::start_with(config(1), device(), |parts, _| parts.poll_time_max = poll_time_max);
+        let is_over = AtomicBool::new(false);
+        let event = bench.driver.vm.guests.disks()[0].store.event_fd().try_clone_to_owned().unwrap();
+        let Bench { driver, guest, script, .. } = &mut bench;
+        std::thread::scope(|threads| {
+            let requests = threads.spawn(|| {
+                let answered = (0..REQUESTS).take_while(|number| {
+                    let ticket = guest.submit(0, Command::Read { sector: number % 200 * 8, length: PAGE_SIZE_U64 });
+                    guest.queues[0].kick();
+                    let give_up_at = Instant::now() + PATIENCE;
+                    std::iter::repeat_with(|| guest.result(ticket))
+                        .take_while(|_| Instant::now() < give_up_at)
+                        .any(|result| result == Some(OK))
+                });
+                let answered = answered.count() as u64;
+                is_over.store(true, Ordering::SeqCst);
+                rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
+                answered
+            });
+            let mut ready = Vec::new();
+            while !is_over.load(Ordering::SeqCst) {
+                ready.clear();
+                driver.wait(&mut ready).unwrap();
+                driver.turn(&ready);
+                while answer(script, 0, Ok(()), 0) {}
+                driver.turn(&[(Source::Store(0), false)]);
+            }
+            assert_eq!(requests.join().unwrap(), REQUESTS, "looking for {poll_time_max:?}");
+        });
+    }
+}
+
+/// What takes over then may be a program that does not look by itself.
+#[test]
+fn a_driver_that_ends_leaves_guests_that_kick() {
+    let mut bench = Bench::start();
+    bench.read(0, 1);
+    bench.answer(0, Ok(()), 1);
+    assert!(!bench.guest.queues[0].wants_kicks());
+    bench.driver.handle(Source::Stop, false);
+    assert!(matches!(bench.driver.turn(&[]), Some(Ended::Finished)));
+    assert!(bench.guest.queues[0].wants_kicks());
+}
+
+/// A process that is to end would not sleep until it does.
+#[test]
+fn a_driver_does_not_look_for_requests_that_it_does_not_accept() {
+    let mut bench = Bench::start();
+    bench.read(0, 1);
+    bench.guest.submit(0, Command::Read { sector: 16, length: PAGE_SIZE_U64 });
+    assert!(bench.driver.vm.guests.look());
+    bench.driver.vm.guests.take_pop_again();
+    bench.driver.handle(Source::Stop, false);
+    assert!(!bench.driver.has_work());
 }
