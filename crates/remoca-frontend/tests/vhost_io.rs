@@ -521,7 +521,7 @@ fn a_device_does_not_look_for_what_it_cannot_take() {
 
 /// A guest that was told not to kick by a back end that died then would never be heard again.
 #[test]
-fn a_back_end_that_starts_or_stops_a_queue_tells_its_guest_to_kick() {
+fn a_back_end_that_starts_a_queue_tells_its_guest_to_kick() {
     let mut alone = Alone::start(config(), Options::default());
     let first = alone.guest.submit(0, Command::Read { sector: 0, length: 4096 });
     alone.pop_all();
@@ -541,7 +541,24 @@ fn a_back_end_that_starts_or_stops_a_queue_tells_its_guest_to_kick() {
     assert!(guest.queues[0].wants_kicks());
     backend.plan.deaf.store(false, SeqCst);
     assert_eq!((guest.wait(first), guest.wait(second)), (OK, OK));
-    backend.plan.hold.store(true, SeqCst);
-    assert_eq!(guest.stop_queue(0).unwrap(), 2);
-    assert!(guest.queues[0].wants_kicks());
+}
+
+#[test]
+fn a_queue_that_stops_within_a_turn_leaves_a_guest_that_kicks() {
+    let mut alone = Alone::start(config(), Options::default());
+    alone.guest.submit(0, Command::Read { sector: 0, length: 4096 });
+    alone.pop_all();
+    assert!(!alone.guest.queues[0].wants_kicks());
+    let Alone { device, guest, held, .. } = &mut alone;
+    std::thread::scope(|threads| {
+        let stopped = threads.spawn(|| guest.stop_queue(0).unwrap());
+        while !stopped.is_finished() {
+            device.handle_events().unwrap();
+            held.drain(..).for_each(|request| device.complete(request, Status::Ok));
+            device.notify();
+            std::thread::yield_now();
+        }
+        assert_eq!(stopped.join().unwrap(), 1);
+    });
+    assert!(alone.guest.queues[0].wants_kicks());
 }
