@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut disk = RamDisk::new(length);
     let mut device = VhostDevice::new(config, SocketSource::bind(Path::new(&socket), None)?)?;
     loop {
-        if !device.listen() {
+        if device.listen() != Some(true) {
             poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None)?;
         }
         device.handle_events()?;

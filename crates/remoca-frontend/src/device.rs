@@ -49,11 +49,11 @@ impl Frontend {
     }
 
     /// Tells the guest to announce requests again, before the driver waits. Returns whether there are some that it did not
-    /// announce.
-    pub fn listen(&mut self) -> bool {
+    /// announce, or `None` if it announces all.
+    pub fn listen(&mut self) -> Option<bool> {
         match self {
             Self::Vhost(device) => device.listen(),
-            Self::Nbd(_) => false,
+            Self::Nbd(_) => None,
         }
     }
 

@@ -10,7 +10,12 @@ use remoca_frontend::device::{Frontend, GuestRequest};
 use remoca_frontend::nbd::{NbdServer, Target};
 use remoca_frontend::request::Operation;
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Time from when guests are told to announce requests until their queues are examined once more. A guest whose writes to memory are
+/// not ordered as VIRTIO demands may not announce one at that moment: QEMU leaves barriers out where it emulates a single
+/// processor.
+pub(super) const SECOND_LOOK: Duration = Duration::from_millis(10);
 
 /// The devices of a VM.
 pub(super) struct Guests {
@@ -19,6 +24,8 @@ pub(super) struct Guests {
     nbd: Option<NbdServer>,
     /// Whether a guest queued more requests than one turn handles.
     pop_again: bool,
+    /// When all queues are examined once more, whether they are announced or not.
+    looks_again_at: Option<Instant>,
     /// Whether a disk was modified since this process became the owner of the disks.
     wrote: bool,
 }
@@ -26,7 +33,7 @@ pub(super) struct Guests {
 impl Guests {
     /// Returns the devices of a VM. `nbd` accepts the clients of those that are NBD exports.
     pub(super) fn new(disks: Vec<Disk>, port: Option<Port>, nbd: Option<NbdServer>) -> Self {
-        Self { disks, port: EvictionPort::new(port), nbd, pop_again: false, wrote: false }
+        Self { disks, port: EvictionPort::new(port), nbd, pop_again: false, looks_again_at: None, wrote: false }
     }
 
     /// Registers all descriptors with the poller, and attaches the NBD clients of a former program.
@@ -242,9 +249,14 @@ impl Guests {
         self.pop_again
     }
 
-    /// Tells guests to announce requests again. Returns whether there are some that were not announced.
-    pub(super) fn listen(&mut self) -> bool {
-        self.frontends_mut().fold(false, |has_requests, frontend| has_requests | frontend.listen())
+    /// Tells guests to announce requests again, before a wait that begins at `now`. Returns whether there are some that were
+    /// not announced.
+    pub(super) fn listen(&mut self, now: Instant) -> bool {
+        let found = self.frontends_mut().filter_map(Frontend::listen).reduce(|one, other| one | other);
+        if found.is_some() {
+            self.looks_again_at = now.checked_add(SECOND_LOOK);
+        }
+        found == Some(true)
     }
 
     /// Schedules all queues to be examined in the next turn.
@@ -276,16 +288,20 @@ impl Guests {
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
         let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
-        stores.chain(settling).chain(self.nbd.as_ref().and_then(NbdServer::next_deadline)).min()
+        stores.chain(settling).chain(self.looks_again_at).chain(self.nbd.as_ref().and_then(NbdServer::next_deadline)).min()
     }
 
-    /// Handles the timers of NBD clients that negotiate, and starts to accept requests of disks whose wait for an
-    /// earlier process is over.
+    /// Handles the timers of NBD clients that negotiate, starts to accept requests of disks whose wait for an earlier process is
+    /// over, and schedules the second look at queues.
     pub(super) fn run_timers(&mut self, now: Instant) {
         if let Some(nbd) = &mut self.nbd
             && nbd.next_deadline().is_some_and(|at| at <= now)
         {
             nbd.handle_timer(now);
+        }
+        if self.looks_again_at.is_some_and(|at| at <= now) {
+            self.looks_again_at = None;
+            self.pop_again = true;
         }
         for disk in self.disks.iter_mut().filter(|disk| disk.settles_at.is_some_and(|at| at <= now)) {
             disk.settles_at = None;

@@ -227,7 +227,7 @@ impl Driver {
         let ended = self.execute_turn(ready);
         if ended.is_some() {
             // The next program that serves the guests may be one that does not look by itself.
-            self.vm.guests.listen();
+            self.vm.guests.listen(self.vm.host.latest());
         }
         ended
     }
@@ -265,11 +265,11 @@ impl Driver {
         if self.has_work() {
             return Some(Duration::ZERO);
         }
-        if self.vm.guests.listen() && self.takes_requests() {
+        self.vm.host.update();
+        if self.vm.guests.listen(self.vm.host.latest()) && self.takes_requests() {
             self.vm.guests.pop_again();
             return Some(Duration::ZERO);
         }
-        self.vm.host.update();
         let wake = self.vm.engine.next_wake();
         let Vm { host, guests, warmth, sizes, servers, .. } = &self.vm;
         let wake = wake.map(|at| Duration::from_nanos(at.since_ns(host.now())));

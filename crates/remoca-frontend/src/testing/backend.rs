@@ -136,7 +136,7 @@ impl Drop for Backend {
 fn serve(mut device: VhostDevice, disk: &Mutex<RamDisk>, plan: &Plan) {
     let mut held: Vec<BlkRequest> = Vec::new();
     while !plan.stop.load(Ordering::SeqCst) {
-        if !device.listen() {
+        if device.listen() != Some(true) {
             let _ = poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], Some(&PLAN_INTERVAL));
         }
         device.handle_events().unwrap();

@@ -78,7 +78,7 @@ pub fn serve_until_death(config: DeviceConfig, socket: &Path, file: File, steps:
     let mut device = VhostDevice::new(config, SocketSource::bind(socket, None).unwrap()).unwrap();
     let mut taken: Vec<BlkRequest> = Vec::new();
     loop {
-        if !device.listen() {
+        if device.listen() != Some(true) {
             poll(&mut [PollFd::from_borrowed_fd(device.event_fd(), PollFlags::IN)], None).unwrap();
         }
         device.handle_events().unwrap();

@@ -150,7 +150,7 @@ impl VhostDevice {
     }
 
     /// Handles kicks and the control thread's commands. Call `pop` afterwards until it returns `None`, then `notify`, then
-    /// `listen`, and wait only if that returns false.
+    /// `listen`, and do not wait if it finds requests.
     pub fn handle_events(&mut self) -> io::Result<()> {
         if self.kicks.take()? {
             while let Some(envelope) = self.commands.as_ref().and_then(|commands| commands.try_recv().ok()) {
@@ -167,14 +167,15 @@ impl VhostDevice {
     }
 
     /// Tells the guest to kick again, before the driver waits: it need not since `pop` found a request of the queue. Returns
-    /// whether there are requests for which it did not.
-    pub fn listen(&mut self) -> bool {
+    /// whether there are requests for which it did not, or `None` if it has to kick anyway.
+    pub fn listen(&mut self) -> Option<bool> {
         let takes_requests = self.takes_requests();
         let watched = self.queues[..self.started].iter_mut().filter(|queue| queue.is_watched());
-        watched.fold(false, |has_requests, queue| {
+        let listen = |queue: &mut Queue| {
             queue.listen();
-            has_requests | (takes_requests && queue.has_available())
-        })
+            takes_requests && queue.has_available()
+        };
+        watched.map(listen).reduce(|one, other| one | other)
     }
 
     /// Returns whether [`Self::pop`] takes new requests now. If not, the device's descriptor says when it does.

@@ -6,7 +6,7 @@
 //! 1. wait until `event_fd()` is readable (or other work of the driver is finished), then call `handle_events()`;
 //! 2. call `pop()` until it returns `None` or the driver has enough; no request is lost, `pop` can be called later;
 //! 3. execute the requests, copy data with the functions of [`BlkRequest`], and call `complete()` in any order;
-//! 4. call `notify()` once before waiting again, then `listen()`; if that returns true, do not wait.
+//! 4. call `notify()` once before waiting again, then `listen()`; if it finds requests, do not wait.
 //!
 //! A guest need not kick while the driver is at work: from the first request that `pop` takes from a queue until `listen()`, or
 //! as long as the driver prefers to look by itself (`has_requests()`).

@@ -1,6 +1,7 @@
 //! A driver with a real device and a guest, on a disk that answers as the test says.
 
 use super::{begin, config, parts};
+use crate::driver::guests::SECOND_LOOK;
 use crate::clock::{Clock, SystemClock};
 use crate::driver::{Disk, Driver, Ended, Parts, Source};
 use crate::handover::{Checking, Successor};
@@ -648,6 +649,29 @@ fn no_request_is_missed_whenever_it_comes() {
             assert_eq!(requests.join().unwrap(), REQUESTS, "looking for {poll_time_max:?}");
         });
     }
+}
+
+/// As under TCG with one processor, where the guest's write of its request may be seen after its look at the flags.
+#[test]
+fn a_request_that_is_never_announced_is_found_at_a_second_look() {
+    let mut bench = Bench::start();
+    bench.read(0, 1);
+    bench.answer(0, Ok(()), 1);
+    assert!(bench.driver.timeout().is_some() && bench.guest.queues[0].wants_kicks());
+    bench.guest.submit(0, Command::Read { sector: 16, length: PAGE_SIZE_U64 });
+    let until_it_rests = |bench: &mut Bench| {
+        while bench.driver.timeout().is_some_and(|timeout| timeout <= SECOND_LOOK) {
+            let mut ready = Vec::new();
+            bench.driver.wait(&mut ready).unwrap();
+            ready.retain(|(source, _)| *source == Source::Disk(0));
+            assert_eq!(ready, [], "a kick");
+            bench.driver.turn(&[]);
+        }
+    };
+    until_it_rests(&mut bench);
+    assert_eq!(bench.asked().len(), 1);
+    bench.answer(0, Ok(()), 1);
+    until_it_rests(&mut bench);
 }
 
 /// What takes over then may be a program that does not look by itself.
