@@ -562,3 +562,77 @@ fn a_queue_that_stops_within_a_turn_leaves_a_guest_that_kicks() {
     });
     assert!(alone.guest.queues[0].wants_kicks());
 }
+
+/// A driver would look for ever at what a queue does not hand out.
+#[test]
+fn a_device_does_not_look_at_queues_that_hand_out_nothing() {
+    for ends in [false, true] {
+        let mut alone = Alone::start(config(), Options::default());
+        for _ in 0..2 {
+            alone.pop_all();
+            alone.guest.submit(0, Command::Read { sector: 0, length: 4096 });
+        }
+        assert!(alone.device.has_requests());
+        let Alone { device, guest, held, .. } = &mut alone;
+        std::thread::scope(|threads| {
+            let done =
+                threads.spawn(|| if ends { guest.stop_queue(0).map(drop) } else { guest.enable_queue(0, false) });
+            let give_up_at = Instant::now() + PATIENCE;
+            while device.has_requests() && Instant::now() < give_up_at {
+                device.handle_events().unwrap();
+                device.notify();
+            }
+            let looks = device.has_requests();
+            held.drain(..).for_each(|request| device.complete(request, Status::Ok));
+            while !done.is_finished() {
+                device.handle_events().unwrap();
+                device.notify();
+            }
+            done.join().unwrap().unwrap();
+            assert!(!looks, "the queue ends: {ends}");
+        });
+    }
+}
+
+#[test]
+fn a_device_does_not_look_while_its_chains_have_too_many_buffers() {
+    let bytes = 238 * 512;
+    let options =
+        Options { queue_count: 2, queue_size: 1024, data_bytes: bytes, segment_count: 238, ..Options::default() };
+    let mut alone = Alone::start(config(), options);
+    for queue in [0, 1] {
+        for _ in 0..1024 {
+            alone.guest.submit(queue, Command::Read { sector: 0, length: bytes });
+        }
+    }
+    alone.pop_all();
+    assert_eq!(alone.held.len(), 1093);
+    assert!(!alone.device.has_requests() && alone.device.listen() == Some(false));
+}
+
+#[test]
+fn a_device_does_not_look_before_the_flush_that_it_has_to_hand_out_first() {
+    let mut alone = Alone::start(config(), Options::default());
+    alone.guest.submit(0, Command::Read { sector: 0, length: 4096 });
+    alone.pop_all();
+    let mut frontend = alone.guest.frontend().clone();
+    std::thread::scope(|threads| {
+        let switched = threads.spawn(move || {
+            let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
+            vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0]).unwrap();
+        });
+        let give_up_at = Instant::now() + PATIENCE;
+        while alone.device.write_cache_enabled() && Instant::now() < give_up_at {
+            alone.device.handle_events().unwrap();
+        }
+        alone.guest.submit(0, Command::Read { sector: 8, length: 4096 });
+        let looks = alone.device.has_requests();
+        alone.device.complete(alone.held.remove(0), Status::Ok);
+        alone.pop_all();
+        let count = alone.held.len();
+        alone.held.drain(..).for_each(|request| alone.device.complete(request, Status::Ok));
+        alone.device.notify();
+        switched.join().unwrap();
+        assert_eq!((looks, count), (false, 2), "the flush, then the request");
+    });
+}

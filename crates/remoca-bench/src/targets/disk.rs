@@ -283,11 +283,14 @@ fn slow<'a>() -> VmOptions<'a> {
 
 /// Starts a VM process on the server's processor.
 fn start(folder: &Folder, name: &str, cpus: Cpus, scale: &Scale, options: &VmOptions<'_>) -> Result<Vm> {
+    let polling = scale.poll_max_us.map(|us| format!("--poll-max-us={us}"));
+    let arguments: Vec<String> = options.arguments.iter().cloned().chain(polling).collect();
     let options = VmOptions {
         inflight: true,
         cache: Some(CACHE),
         processor: Some(cpus.server),
         image_bytes: scale.image_bytes(),
+        arguments: &arguments,
         ..*options
     };
     Vm::start(&folder.0, name, &options)

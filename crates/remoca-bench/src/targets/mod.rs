@@ -36,6 +36,10 @@ pub struct TargetsArgs {
     /// A short run that only shows that everything works; its figures mean little, and go to targets-quick.json
     #[arg(long)]
     quick: bool,
+
+    /// Option of the VM processes of P9 to P13 and P18, to see what it is worth; the figures go to targets-polling.json
+    #[arg(long, value_name = "MICROSECONDS")]
+    poll_max_us: Option<u64>,
 }
 
 /// Targets that are measured together.
@@ -109,10 +113,15 @@ pub fn run(args: &TargetsArgs) -> Result<()> {
     ensure!(args.rounds > 0, "--rounds must be above 0");
     let chosen = chosen(&args.only)?;
     let began = unix_s();
-    // A quick run must not hide the figures of a whole one.
-    let path = folder().join(if args.quick { "targets-quick.json" } else { "targets.json" });
+    // A run of another kind must not hide the figures of a usual one.
+    let name = match (args.quick, args.poll_max_us) {
+        (true, _) => "targets-quick.json",
+        (false, Some(_)) => "targets-polling.json",
+        (false, None) => "targets.json",
+    };
+    let path = folder().join(name);
     let mut rows = former(&path);
-    let scale = Scale { rounds: args.rounds, quick: args.quick };
+    let scale = Scale { rounds: args.rounds, quick: args.quick, poll_max_us: args.poll_max_us };
     for group in GROUPS {
         let ids: Vec<&str> = group.ids.iter().copied().filter(|id| chosen.contains(id)).collect();
         if !ids.is_empty() {
@@ -232,7 +241,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    const SCALE: Scale = Scale { rounds: 7, quick: false };
+    const SCALE: Scale = Scale { rounds: 7, quick: false, poll_max_us: None };
 
     #[test]
     fn every_target_is_measured_by_one_group_or_taken_from_one_command() {

@@ -13,6 +13,8 @@ pub type Found = Vec<(String, Result<Figure>)>;
 pub struct Scale {
     pub rounds: usize,
     pub quick: bool,
+    /// How long VM processes look for requests before they sleep, in microseconds; `None` means as long as they do by themselves.
+    pub poll_max_us: Option<u64>,
 }
 
 impl Scale {
@@ -40,6 +42,9 @@ impl fmt::Display for Scale {
         }
         if self.quick {
             write!(f, " --quick")?;
+        }
+        if let Some(us) = self.poll_max_us {
+            write!(f, " --poll-max-us {us}")?;
         }
         Ok(())
     }

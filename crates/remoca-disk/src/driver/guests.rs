@@ -24,8 +24,12 @@ pub(super) struct Guests {
     nbd: Option<NbdServer>,
     /// Whether a guest queued more requests than one turn handles.
     pop_again: bool,
-    /// When all queues are examined once more, whether they are announced or not.
+    /// When guests were last told to announce requests.
+    listened_at: Option<Instant>,
+    /// When all queues are examined once more, whether their requests are announced or not.
     looks_again_at: Option<Instant>,
+    /// Time from the one to the other.
+    second_look: Duration,
     /// Whether a disk was modified since this process became the owner of the disks.
     wrote: bool,
 }
@@ -33,7 +37,16 @@ pub(super) struct Guests {
 impl Guests {
     /// Returns the devices of a VM. `nbd` accepts the clients of those that are NBD exports.
     pub(super) fn new(disks: Vec<Disk>, port: Option<Port>, nbd: Option<NbdServer>) -> Self {
-        Self { disks, port: EvictionPort::new(port), nbd, pop_again: false, looks_again_at: None, wrote: false }
+        Self {
+            disks,
+            port: EvictionPort::new(port),
+            nbd,
+            pop_again: false,
+            listened_at: None,
+            looks_again_at: None,
+            second_look: SECOND_LOOK,
+            wrote: false,
+        }
     }
 
     /// Registers all descriptors with the poller, and attaches the NBD clients of a former program.
@@ -254,9 +267,17 @@ impl Guests {
     pub(super) fn listen(&mut self, now: Instant) -> bool {
         let found = self.frontends_mut().filter_map(Frontend::listen).reduce(|one, other| one | other);
         if found.is_some() {
-            self.looks_again_at = now.checked_add(SECOND_LOOK);
+            self.listened_at = Some(now);
+            // One that is due already is not put off: it may be due for another guest.
+            self.looks_again_at = self.looks_again_at.or_else(|| now.checked_add(self.second_look));
         }
         found == Some(true)
+    }
+
+    /// Sets the time until the second look.
+    #[cfg(test)]
+    pub(super) fn look_again_after(&mut self, time: Duration) {
+        self.second_look = time;
     }
 
     /// Schedules all queues to be examined in the next turn.
@@ -288,7 +309,11 @@ impl Guests {
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let stores = self.disks.iter().filter_map(|disk| disk.store.next_deadline());
         let settling = self.disks.iter().filter_map(|disk| disk.settles_at);
-        stores.chain(settling).chain(self.looks_again_at).chain(self.nbd.as_ref().and_then(NbdServer::next_deadline)).min()
+        stores
+            .chain(settling)
+            .chain(self.looks_again_at)
+            .chain(self.nbd.as_ref().and_then(NbdServer::next_deadline))
+            .min()
     }
 
     /// Handles the timers of NBD clients that negotiate, starts to accept requests of disks whose wait for an earlier process is
@@ -300,8 +325,9 @@ impl Guests {
             nbd.handle_timer(now);
         }
         if self.looks_again_at.is_some_and(|at| at <= now) {
-            self.looks_again_at = None;
             self.pop_again = true;
+            let next = self.listened_at.and_then(|at| at.checked_add(self.second_look));
+            self.looks_again_at = next.filter(|at| *at > now);
         }
         for disk in self.disks.iter_mut().filter(|disk| disk.settles_at.is_some_and(|at| at <= now)) {
             disk.settles_at = None;

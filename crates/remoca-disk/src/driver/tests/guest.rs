@@ -1,8 +1,8 @@
 //! A driver with a real device and a guest, on a disk that answers as the test says.
 
 use super::{begin, config, parts};
-use crate::driver::guests::SECOND_LOOK;
 use crate::clock::{Clock, SystemClock};
+use crate::driver::guests::SECOND_LOOK;
 use crate::driver::{Disk, Driver, Ended, Parts, Source};
 use crate::handover::{Checking, Successor};
 use crate::state::{self, Before, StateFile};
@@ -620,6 +620,8 @@ fn no_request_is_missed_whenever_it_comes() {
     const REQUESTS: u64 = 20_000;
     for poll_time_max in [Duration::ZERO, Duration::from_micros(32)] {
         let mut bench = Bench::start_with(config(1), device(), |parts, _| parts.poll_time_max = poll_time_max);
+        // It would find what was missed.
+        bench.driver.vm.guests.look_again_after(Duration::from_secs(3600));
         let is_over = AtomicBool::new(false);
         let event = bench.driver.vm.guests.disks()[0].store.event_fd().try_clone_to_owned().unwrap();
         let Bench { driver, guest, script, .. } = &mut bench;
@@ -672,6 +674,29 @@ fn a_request_that_is_never_announced_is_found_at_a_second_look() {
     assert_eq!(bench.asked().len(), 1);
     bench.answer(0, Ok(()), 1);
     until_it_rests(&mut bench);
+}
+
+/// Another guest may make the driver sleep and wake all the time.
+#[test]
+fn a_second_look_that_is_due_is_not_put_off() {
+    let mut bench = Bench::start();
+    let listen = |bench: &mut Bench, at: Instant| {
+        bench.read(0, 1);
+        bench.answer(0, Ok(()), 1);
+        assert!(!bench.driver.vm.guests.listen(at));
+    };
+    let (start, part) = (Instant::now(), SECOND_LOOK / 4);
+    (0..3).for_each(|times| listen(&mut bench, start + times * part));
+    let guests = &mut bench.driver.vm.guests;
+    assert_eq!(guests.next_deadline(), Some(start + SECOND_LOOK));
+    guests.take_pop_again();
+    guests.run_timers(start + SECOND_LOOK - part);
+    assert!(!guests.pops_again());
+    guests.run_timers(start + SECOND_LOOK);
+    assert!(guests.take_pop_again());
+    assert_eq!(guests.next_deadline(), Some(start + 2 * part + SECOND_LOOK), "for the last time that they were told");
+    guests.run_timers(start + 2 * part + SECOND_LOOK);
+    assert!(guests.take_pop_again() && guests.next_deadline().is_none());
 }
 
 /// What takes over then may be a program that does not look by itself.
