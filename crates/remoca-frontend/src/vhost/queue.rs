@@ -270,8 +270,7 @@ impl Queue {
     pub fn has_available(&self) -> bool {
         let Some(ring) = self.ring.as_ref().filter(|_| self.takes_new()) else { return false };
         // A ring that is gone is noticed when chains are taken from it.
-        self.available_seen != self.next_available
-            || ring.available_index().map_or(true, |available| available != self.next_available)
+        self.available_seen != self.next_available || ring.available_index() != Ok(self.next_available)
     }
 
     fn takes_new(&self) -> bool {

@@ -23,7 +23,8 @@ use super::memory::{self, GuestMemory};
 const INDEX_OFFSET: u64 = 2;
 const FLAGS_BYTES: u64 = 2;
 /// Flags of a used ring whose guest need not kick. The field has 16 bits.
-const NO_NOTIFY: u16 = VRING_USED_F_NO_NOTIFY as u16;
+const NO_NOTIFY: u16 = 1;
+const _: () = assert!(NO_NOTIFY as u32 == VRING_USED_F_NO_NOTIFY);
 
 /// The guest has no memory where its ring should be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
