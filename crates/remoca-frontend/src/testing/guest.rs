@@ -322,7 +322,6 @@ impl TestGuest {
         Ok(u16::try_from(self.frontend().get_vring_base(index)?).unwrap())
     }
 
-    /// Lets the back end take requests from a queue, or stops it from doing so.
     /// Returns a function that sends a message which changes nothing, and returns whether it is acknowledged. It may wait
     /// on another thread.
     pub fn sender(&mut self) -> impl FnMut() -> bool + Send + 'static {
@@ -330,6 +329,7 @@ impl TestGuest {
         move || frontend.set_vring_enable(0, true).is_ok()
     }
 
+    /// Lets the back end take requests from a queue, or stops it from doing so.
     pub fn enable_queue(&mut self, index: usize, enable: bool) -> vhost::Result<()> {
         self.frontend().set_vring_enable(index, enable)
     }
