@@ -183,8 +183,10 @@ impl Driver {
     /// Waits until there is something to do, and adds the sources that have events to `ready`. While no guest waits for an
     /// answer, looks for the next request before it sleeps, if [`Polling`] says so.
     fn wait(&mut self, ready: &mut Vec<(Source, bool)>) -> io::Result<()> {
-        if !self.has_work()
-            && self.takes_requests()
+        if self.has_work() {
+            return self.vm.host.wait(ready, Some(Duration::ZERO));
+        }
+        if self.takes_requests()
             && self.vm.in_flight.are_completed()
             && let Some(time) = self.polling.begin()
         {

@@ -4,7 +4,7 @@
 //! follow each other closely, and wastes processor time where they do not. It looks for as long as QEMU's I/O threads do at most
 //! (`poll-max-ns`), and always that long; what adapts is how often. Each time in vain, it goes to sleep at once for twice
 //! as many waits as the last time. QEMU's rule, a time that grows while requests come soon, counts the time to be
-//! woken as time that the guest took: where that is long, it never looks for long enough (decision 0052).
+//! woken as time that the guest took (decision 0052).
 
 use std::time::Duration;
 

@@ -141,8 +141,8 @@ fn serve(mut device: VhostDevice, disk: &Mutex<RamDisk>, plan: &Plan) {
         }
         device.handle_events().unwrap();
         let mut disk = disk.lock().unwrap();
-        while let Some(request) =
-            Some(&mut device).filter(|_| !plan.deaf.load(Ordering::SeqCst)).and_then(VhostDevice::pop)
+        while !plan.deaf.load(Ordering::SeqCst)
+            && let Some(request) = device.pop()
         {
             plan.taken.fetch_add(1, Ordering::SeqCst);
             if plan.hold.load(Ordering::SeqCst) && plan.execute_held.load(Ordering::SeqCst) {
