@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
+use super::device_queue;
 use super::file_stamp;
 use super::file_task::ImageFacts;
 use super::{Geometry, ImageStamp, OpenError, OpenErrorKind, SECTOR_SIZE};
@@ -53,6 +54,8 @@ pub(super) struct Image {
     /// Geometry at opening.
     pub(super) geometry: Geometry,
     pub(super) facts: ImageFacts,
+    /// Number of requests that the queue of the device below a file holds, if it is known.
+    pub(super) device_requests: Option<u32>,
     /// Whether the image bypasses the page cache.
     pub(super) is_direct: bool,
     /// Whether the file system keeps change times that reveal writes of other processes.
@@ -159,9 +162,19 @@ impl Opening {
             honours_dsync: is_block_device || file_system_honours_dsync(&file),
             may_wait: !is_block_device && !file_stamp::is_local(&file),
         };
+        let device_requests = if is_block_device { None } else { device_queue::requests(metadata.dev()) };
         let is_direct = alignment.is_some();
         let tells_changes = stamp_at_opening.is_some_and(|stamp| stamp.changed_ns.is_some());
-        Ok(Image { file, geometry, facts, is_direct, tells_changes, stamp_at_opening, shared_stamp_at_opening })
+        Ok(Image {
+            file,
+            geometry,
+            facts,
+            device_requests,
+            is_direct,
+            tells_changes,
+            stamp_at_opening,
+            shared_stamp_at_opening,
+        })
     }
 
     /// Checks that the file is an image. Returns whether it is a block device.

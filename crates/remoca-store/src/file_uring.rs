@@ -25,9 +25,11 @@ use super::file_threads::{Finished, WorkerPool};
 
 /// The most calls in the ring at once.
 const IN_RING_MAX: u32 = 256;
-/// The most calls in the ring at once for a regular file. Its file system may wait for room in the device's queue,
-/// which `RWF_NOWAIT` does not prevent.
-const IN_RING_MAX_OF_FILE: u32 = 16;
+/// The same for a regular file on a device whose queue is short or not known. Its file system may wait for room in that
+/// queue, which `RWF_NOWAIT` does not prevent.
+const IN_RING_OF_FILE: u32 = 16;
+/// Share of a longer queue, one request in so many, that the calls of one file may take: other files are on the device too.
+const QUEUE_SHARE: u32 = 4;
 /// An image that has not answered for this long may be about to hang.
 const SILENCE_MAX: Duration = Duration::from_millis(25);
 /// The most threads for calls that wait: as many as calls in the ring.
@@ -42,6 +44,8 @@ pub(super) struct Ring {
     /// Keys of tasks whose next call is not in the ring yet.
     waiting: VecDeque<usize>,
     in_ring: u32,
+    /// Number of calls in the ring from which on calls go to the threads.
+    crowded_from: u32,
     /// Times of the last completion of any other call, and of a read. They are separate because a file system that is
     /// frozen still answers reads.
     answered_at: [Option<Instant>; 2],
@@ -77,6 +81,7 @@ impl Ring {
             tasks: Slab::new(),
             waiting: VecDeque::new(),
             in_ring: 0,
+            crowded_from: if image.facts.is_block_device { u32::MAX } else { room_of(image.device_requests) },
             answered_at: [None; 2],
             threads: WorkerPool::start(image, THREADS_MAX)?,
             is_watching: false,
@@ -101,10 +106,8 @@ impl Ring {
 
     pub(super) fn kick(&mut self, now: Instant) -> io::Result<Submission> {
         let may_wait = [false, true].map(|reads| self.may_wait(now, reads));
-        let is_file = !self.image.facts.is_block_device;
         while let Some(key) = self.waiting.pop_front() {
-            let is_crowded = is_file && self.in_ring >= IN_RING_MAX_OF_FILE;
-            if is_crowded || may_wait[usize::from(self.tasks[key].reads())] {
+            if self.in_ring >= self.crowded_from || may_wait[usize::from(self.tasks[key].reads())] {
                 self.threads.submit(self.tasks.remove(key));
             } else if self.in_ring == IN_RING_MAX || !self.push(key) {
                 self.waiting.push_front(key);
@@ -208,6 +211,11 @@ impl Ring {
     }
 }
 
+/// Returns how many calls of a file may be in the ring, if the queue of its device holds so many requests.
+fn room_of(device_requests: Option<u32>) -> u32 {
+    device_requests.map_or(IN_RING_OF_FILE, |requests| (requests / QUEUE_SHARE).clamp(IN_RING_OF_FILE, IN_RING_MAX))
+}
+
 /// Records the time at which the image completed a call of a guest operation, separately for reads. Ignores other
 /// calls: they never wait for the journal, so they do not show that the image responds.
 fn note_answer(answered_at: &mut [Option<Instant>; 2], task: &FileTask, now: Instant) {
@@ -242,4 +250,43 @@ fn entry(image: &Image, call: Call<'_>) -> Option<squeue::Entry> {
 
 fn len_of(bytes: &[u8]) -> u32 {
     sizes::short(bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StoreOp;
+    use crate::file_image::FileOptions;
+    use crate::file_task::ImageFacts;
+    use remoca_io::buffer::BufferPool;
+
+    /// Returns how many of 300 reads are in the ring. None of them is taken as complete meanwhile.
+    fn in_ring(facts: ImageFacts, device_requests: Option<u32>) -> u32 {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let image = Image::open(&path, FileOptions::default()).unwrap();
+        let mut ring = Ring::new(&Arc::new(Image { facts, device_requests, ..image })).unwrap();
+        let now = Instant::now();
+        ring.answered_at = [Some(now); 2];
+        for token in 0..300 {
+            let read = StoreOp::Read { offset: 0, len: 4096 };
+            ring.submit(FileTask::new(token, read, BufferPool::new(4096).take(4096), facts));
+        }
+        ring.kick(now).unwrap();
+        ring.in_ring
+    }
+
+    #[test]
+    fn calls_of_a_file_leave_room_in_the_queue_of_its_device() {
+        let file = ImageFacts { is_block_device: false, honours_dsync: true, may_wait: false };
+        let of_file = [None, Some(1), Some(64), Some(256), Some(u32::MAX)].map(|requests| in_ring(file, requests));
+        assert_eq!(of_file, [16, 16, 16, 64, 256]);
+        assert_eq!(
+            in_ring(ImageFacts { is_block_device: true, ..file }, None),
+            256,
+            "it refuses what it has no room for"
+        );
+        assert_eq!(in_ring(ImageFacts { may_wait: true, ..file }, Some(256)), 0, "its file system may wait");
+    }
 }

@@ -16,6 +16,7 @@
 mod aligned;
 mod backoff;
 mod complaints;
+mod device_queue;
 #[cfg(feature = "testing")]
 mod faulty;
 mod file;
