@@ -4,6 +4,7 @@ mod agent;
 mod compress;
 mod cost;
 mod cpus;
+mod crowd;
 mod curve;
 mod delay;
 mod guest;
@@ -67,6 +68,8 @@ enum Benchmark {
     Hedging(hedging::HedgingArgs),
     /// Cost of in-flight tracking, the kept index and hedging while there are no faults
     Cost(cost::CostArgs),
+    /// Many busy VM processes on one processor, that look for the next request before they sleep and that do not
+    Crowd(crowd::CrowdArgs),
     /// Longest guest read, and lost connections, while the VM process is upgraded
     Upgrade(upgrade::UpgradeBenchArgs),
     /// Functions in which a VM process spends the instructions of a read
@@ -95,6 +98,7 @@ fn main() -> ExitCode {
         Benchmark::Streams(args) => streams::run(&args),
         Benchmark::Hedging(args) => hedging::run(&args),
         Benchmark::Cost(args) => cost::run(&args),
+        Benchmark::Crowd(args) => crowd::run(&args),
         Benchmark::Upgrade(args) => upgrade::run(&args),
         Benchmark::Instructions(args) => instructions::run(&args),
         Benchmark::Versus(args) => versus::run(&args),

@@ -24,6 +24,7 @@ pub mod signals;
 pub mod sizes;
 pub mod small_file;
 pub mod socket;
+pub mod thread_times;
 pub mod undumped;
 pub mod wake;
 pub mod words;

@@ -130,6 +130,20 @@ impl Client {
         Ok(latencies)
     }
 
+    /// Begins a read of a block, which [`Self::take_answer`] ends.
+    pub fn begin_read(&mut self, block: u64) -> Result<()> {
+        self.begin(block)?;
+        self.publish();
+        Ok(())
+    }
+
+    /// Ends a read that was begun if it was answered. Returns whether it was. Does not wait.
+    pub fn take_answer(&mut self) -> Result<bool> {
+        let Some((head, _)) = self.guest.queues[0].next_used() else { return Ok(false) };
+        self.end(head)?;
+        Ok(true)
+    }
+
     fn begin(&mut self, block: u64) -> Result<()> {
         let slot = self.free.pop().context("more reads than places in the queue")?;
         let at = self.guest.slot_address(Ticket { queue: 0, slot });

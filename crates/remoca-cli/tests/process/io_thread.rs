@@ -50,6 +50,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ),
     ("madvise", "memory of this process: buffers that are not used"),
     ("mremap", "memory of this process"),
+    ("pread64 file of its times", "counters of the kernel (`/proc/thread-self/schedstat`), at most once in 10 ms"),
     // Threads: work that may wait is done there.
     ("clone3", "starts a thread that connects, says goodbye, makes an index or frees one"),
     ("rt_sigprocmask", "around the start of a thread"),

@@ -59,6 +59,7 @@ use polling::Polling;
 use remoca_core::engine::Leaving;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
+use remoca_io::thread_times::ThreadTimes;
 use remoca_protocol::control::Status;
 use remoca_store::Complaints;
 use servers::Servers;
@@ -95,6 +96,8 @@ pub struct Driver {
     operator: Operator,
     upgrades: Upgrades,
     polling: Polling,
+    /// Times of the thread that runs the driver.
+    times: Option<ThreadTimes>,
 }
 
 impl Driver {
@@ -125,7 +128,7 @@ impl Driver {
         let upgrades = Upgrades::new(parts.start, parts.ask);
         let operator = Operator::new(parts.control, parts.stop, parts.hangup, parts.manager);
         let polling = Polling::new(parts.poll_time_max);
-        let mut driver = Self { vm, migration: parts.migration, operator, upgrades, polling };
+        let mut driver = Self { vm, migration: parts.migration, operator, upgrades, polling, times: None };
         driver.begin(parts.former, parts.cache_enabled)?;
         Ok(driver)
     }
@@ -171,6 +174,7 @@ impl Driver {
     /// If waiting for events fails, which only a programming error or a dying system can cause.
     pub fn run(&mut self) -> io::Result<Ended> {
         let mut ready = Vec::new();
+        self.times = ThreadTimes::of_this_thread();
         loop {
             ready.clear();
             self.wait(&mut ready)?;
@@ -186,13 +190,11 @@ impl Driver {
         if self.has_work() {
             return self.vm.host.wait(ready, Some(Duration::ZERO));
         }
-        if self.takes_requests()
-            && self.vm.in_flight.are_completed()
-            && let Some(time) = self.polling.begin()
-        {
+        if self.takes_requests() && self.vm.in_flight.are_completed() && self.polling.begin() {
             let Vm { host, guests, .. } = &mut self.vm;
-            let began = host.instant();
-            while ready.is_empty() && !guests.look() && host.time_since(began) < time {
+            let began = host.uptime();
+            let time = self.polling.look(began, || self.times.as_ref()?.read());
+            while ready.is_empty() && !guests.look() && host.uptime() - began < time {
                 host.wait(ready, Some(Duration::ZERO))?;
             }
             let has_found = !ready.is_empty() || guests.pops_again();

@@ -273,6 +273,7 @@ fn kind_of_path(path: &str) -> String {
     let name = path.rsplit('/').next().unwrap_or_default();
     let kind = match name {
         _ if path.starts_with("/memfd:") => "memory".to_owned(),
+        "schedstat" if path.starts_with("/proc/") => "of its times".to_owned(),
         _ if path.starts_with("/proc/") || path.starts_with("/sys/") => path.to_owned(),
         _ if path.is_empty() => "nothing".to_owned(),
         name => name.trim_end_matches(|end: char| end.is_ascii_digit()).to_owned(),
