@@ -45,6 +45,9 @@ struct Row {
     /// CPU time of the VM processes for a read.
     cpu_us: f64,
     cpu_us_without: f64,
+    /// 99th percentile of the times of the reads of all guests.
+    p99_us: f64,
+    p99_us_without: f64,
 }
 
 #[derive(Serialize)]
@@ -85,20 +88,22 @@ pub fn run(args: &CrowdArgs) -> Result<()> {
     pin_this_thread(cpus.client)?;
     println!("{} VM processes on one processor; {} rounds; medians", args.vms, args.rounds);
     println!(
-        "{:>12} {:>12} {:>12} {:>8} {:>8} {:>12} {:>12}",
-        "between, us", "reads/s", "no looking", "ratio", "A/A", "CPU us", "no looking"
+        "{:>12} {:>12} {:>12} {:>8} {:>8} {:>12} {:>12} {:>12} {:>12}",
+        "between, us", "reads/s", "no looking", "ratio", "A/A", "CPU us", "no looking", "p99 us", "no looking"
     );
     let mut rows = Vec::new();
     for think_us in args.think_us.iter().copied() {
         let row = measure(&mut looking, &mut sleeping, think_us, args)?;
         println!(
-            "{think_us:>12} {:>12.0} {:>12.0} {:>8.3} {:>8.3} {:>12.2} {:>12.2}",
+            "{think_us:>12} {:>12.0} {:>12.0} {:>8.3} {:>8.3} {:>12.2} {:>12.2} {:>12.0} {:>12.0}",
             row.reads_per_s,
             row.reads_per_s_without,
             row.reads_ratio,
             row.reads_noise.unwrap_or(f64::NAN),
             row.cpu_us,
-            row.cpu_us_without
+            row.cpu_us_without,
+            row.p99_us,
+            row.p99_us_without
         );
         rows.push(row);
     }
@@ -107,19 +112,23 @@ pub fn run(args: &CrowdArgs) -> Result<()> {
 
 fn measure(looking: &mut [Vm], sleeping: &mut [Vm], think_us: u64, args: &CrowdArgs) -> Result<Row> {
     let mut random = Random(think_us + 1);
-    let mut cpu = [const { Vec::new() }; 2];
+    // CPU time of a read, and the 99th percentile of the times of reads.
+    let mut each = [const { (Vec::new(), Vec::new()) }; 2];
     let rates = Rounds::take(args.rounds, |side| {
-        let (vms, cpu) = match side {
-            Side::Ours => (&mut *looking, &mut cpu[0]),
-            Side::Theirs | Side::TheirsAgain => (&mut *sleeping, &mut cpu[1]),
+        let (vms, (cpu, p99)) = match side {
+            Side::Ours => (&mut *looking, &mut each[0]),
+            Side::Theirs | Side::TheirsAgain => (&mut *sleeping, &mut each[1]),
         };
         let before = cpu_time(vms)?;
-        let (reads, seconds) = read_for(vms, Duration::from_millis(args.millis), think_us, &mut random)?;
+        let (mut times, seconds) = read_for(vms, Duration::from_millis(args.millis), think_us, &mut random)?;
+        let reads = times.len();
         cpu.push((cpu_time(vms)? - before).as_secs_f64() * 1e6 / reads as f64);
+        let (_, at_99, _) = times.select_nth_unstable(reads * 99 / 100);
+        p99.push(*at_99 as f64 / 1e3);
         Ok(reads as f64 / seconds)
     })?;
     let figure = rates.figure_with("crowd", "with", "without")?;
-    let [cpu_us, cpu_us_without] = cpu.map(median);
+    let [(cpu_us, p99_us), (cpu_us_without, p99_us_without)] = each.map(|(cpu, p99)| (median(cpu), median(p99)));
     Ok(Row {
         think_us,
         reads_per_s: figure.beside["with"],
@@ -128,6 +137,8 @@ fn measure(looking: &mut [Vm], sleeping: &mut [Vm], think_us: u64, args: &CrowdA
         reads_noise: figure.noise.map(|noise| noise.median),
         cpu_us,
         cpu_us_without,
+        p99_us,
+        p99_us_without,
     })
 }
 
@@ -140,29 +151,32 @@ fn cpu_time(vms: &[Vm]) -> Result<Duration> {
     vms.iter().map(|vm| vm.process.cpu_time()).sum()
 }
 
-/// Reads with all guests for `time`. Returns the number of reads, and the seconds until the last one was answered.
-fn read_for(vms: &mut [Vm], time: Duration, think_us: u64, random: &mut Random) -> Result<(u64, f64)> {
+/// Reads with all guests for `time`. Returns the time of each read in nanoseconds, and the seconds until the last one was answered.
+fn read_for(vms: &mut [Vm], time: Duration, think_us: u64, random: &mut Random) -> Result<(Vec<u64>, f64)> {
     let began = Instant::now();
     // When each guest begins its next read; `None` while it waits for an answer.
     let mut next = vec![Some(began); vms.len()];
-    let mut reads = 0;
+    let mut times = Vec::new();
     while next.iter().any(Option::is_none) || began.elapsed() < time {
         let now = Instant::now();
         let is_over = now - began >= time;
         for (vm, next) in vms.iter_mut().zip(&mut next) {
             let blocks = vm.blocks();
             match next {
-                None if vm.client().take_answer()? => {
-                    reads += 1;
-                    *next = Some(now + Duration::from_micros(random.next() % (2 * think_us + 1)));
+                None => {
+                    if let Some(time) = vm.client().take_answer()? {
+                        times.push(time);
+                        *next = Some(now + Duration::from_micros(random.next() % (2 * think_us + 1)));
+                    }
                 }
                 Some(at) if !is_over && *at <= now => {
                     vm.client().begin_read(random.next() % blocks)?;
                     *next = None;
                 }
-                _ => {}
+                Some(_) => {}
             }
         }
     }
-    Ok((reads, began.elapsed().as_secs_f64()))
+    ensure!(!times.is_empty(), "no read was answered");
+    Ok((times, began.elapsed().as_secs_f64()))
 }

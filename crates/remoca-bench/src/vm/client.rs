@@ -137,11 +137,10 @@ impl Client {
         Ok(())
     }
 
-    /// Ends a read that was begun if it was answered. Returns whether it was. Does not wait.
-    pub fn take_answer(&mut self) -> Result<bool> {
-        let Some((head, _)) = self.guest.queues[0].next_used() else { return Ok(false) };
-        self.end(head)?;
-        Ok(true)
+    /// Ends a read that was begun if it was answered. Returns its latency in nanoseconds, or `None` if it was not. Does not wait.
+    pub fn take_answer(&mut self) -> Result<Option<u64>> {
+        let answer = self.guest.queues[0].next_used();
+        answer.map(|(head, _)| self.end(head)).transpose()
     }
 
     fn begin(&mut self, block: u64) -> Result<()> {

@@ -7,7 +7,7 @@
 //! woken as time that the guest took (decision 0052).
 //!
 //! On a *crowded* processor, for which the thread often has to wait, others could use that time. There it looks only for half as long as
-//! sleeping and being woken would take, and each time only while at least every other one is not in vain.
+//! sleeping and being woken would take, and each time only while at least every other one is not in vain. Of those it lets others have their turn.
 
 use remoca_io::thread_times::Times;
 use std::time::Duration;
@@ -16,6 +16,8 @@ use std::time::Duration;
 const SKIPPED_MAX: u32 = 64;
 /// Longest look on a crowded processor: about half of the processor time that sleeping and being woken take.
 const CROWDED_TIME_MAX: Duration = Duration::from_micros(4);
+/// Most looks in a row that are not in vain on a crowded processor. After them the thread sleeps once, so that others have their turn.
+const CROWDED_FINDS_MAX: u32 = 8;
 /// A processor is crowded if the thread waits for it for more than one part in so many of the time for which it has it.
 const CROWDED_SHARE: u32 = 4;
 /// Time after which the thread finds out anew whether its processor is crowded.
@@ -29,6 +31,8 @@ pub(super) struct Polling {
     /// Value of `skips` after the last look; 0 if the thread looks each time.
     skipped: u32,
     is_crowded: bool,
+    /// Number of looks in a row, up to the last one, that were not in vain on a crowded processor.
+    finds: u32,
     /// When the thread's times were taken last, and what they were.
     times: Option<(Duration, Times)>,
 }
@@ -36,7 +40,7 @@ pub(super) struct Polling {
 impl Polling {
     /// Returns the rule for a thread that looks for up to `time`.
     pub(super) fn new(time: Duration) -> Self {
-        Self { time, skips: 0, skipped: 0, is_crowded: false, times: None }
+        Self { time, skips: 0, skipped: 0, is_crowded: false, finds: 0, times: None }
     }
 
     /// Begins a wait. Returns whether to look for events before sleeping.
@@ -68,6 +72,10 @@ impl Polling {
             false => (2 * self.skipped).clamp(1, SKIPPED_MAX),
         };
         self.skips = self.skipped;
+        self.finds = if has_found && self.is_crowded { self.finds + 1 } else { 0 };
+        if self.finds == CROWDED_FINDS_MAX {
+            (self.finds, self.skips) = (0, self.skips.max(1));
+        }
     }
 }
 
@@ -110,9 +118,10 @@ mod tests {
 
     #[test]
     fn a_thread_looks_each_time_while_it_finds_something() {
-        for is_crowded in [false, true] {
-            assert_eq!(Thread::new(is_crowded).looks(100, |_| true), Vec::from_iter(0..100));
-        }
+        assert_eq!(Thread::new(false).looks(100, |_| true), Vec::from_iter(0..100));
+        // Where others wait for the processor, they have their turn. That is known from the second look on.
+        let looks = Thread::new(true).looks(100, |_| true);
+        assert_eq!(looks, Vec::from_iter((0..100).filter(|wait| *wait == 0 || wait % 9 != 0)));
     }
 
     #[test]
