@@ -145,11 +145,11 @@ mod tests {
         assert_eq!(thread.wait(false), Some(TIME), "its times are not known yet");
         assert_eq!(thread.wait(false), None);
         assert_eq!(thread.wait(false), Some(CROWDED_TIME_MAX));
-        // Half as many waits are left out after each time that is not in vain.
+        // Half as many waits are left out after each time that is not in vain. The eighth in a row leaves out one.
         let mut thread = Thread::new(true);
         assert_eq!(
             thread.looks(40, |wait| wait >= 19),
-            Vec::from_iter([0, 2, 5, 10, 19, 24, 27, 29].into_iter().chain(30..40))
+            Vec::from_iter([0, 2, 5, 10, 19, 24, 27, 29].into_iter().chain(30..34).chain(35..40))
         );
         // One request in three comes soon, without any order.
         let comes_soon = |wait: usize| wait.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 0xff < 85;
