@@ -8,6 +8,7 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
@@ -54,8 +55,8 @@ pub(super) struct Image {
     /// Geometry at opening.
     pub(super) geometry: Geometry,
     pub(super) facts: ImageFacts,
-    /// Number of requests that the queue of the device below a file holds, if it is known.
-    pub(super) device_requests: Option<u32>,
+    /// Number of requests that the queue of the device below a file held when that was looked at last; 0 if it is not known.
+    pub(super) device_requests: AtomicU32,
     /// Whether the image bypasses the page cache.
     pub(super) is_direct: bool,
     /// Whether the file system keeps change times that reveal writes of other processes.
@@ -98,8 +99,16 @@ impl Image {
         opening.finish(file)
     }
 
-    /// Returns the size of the image now, in bytes. May block for as long as the file system does.
+    /// Notes how many requests the queue of the device below a file holds. What is below may change, as when a volume is moved.
+    fn look_at_queue(&self) {
+        if !self.facts.is_block_device {
+            self.device_requests.store(device_queue::requests(&self.file).unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the size of the image now, in bytes, and looks at the queue of its device. May block for as long as the file system does.
     pub(super) fn measure(&self) -> io::Result<u64> {
+        self.look_at_queue();
         // The end of a block device is its size too. No call of ours uses the position.
         (&self.file).seek(SeekFrom::End(0))
     }
@@ -162,19 +171,20 @@ impl Opening {
             honours_dsync: is_block_device || file_system_honours_dsync(&file),
             may_wait: !is_block_device && !file_stamp::is_local(&file),
         };
-        let device_requests = if is_block_device { None } else { device_queue::requests(metadata.dev()) };
         let is_direct = alignment.is_some();
         let tells_changes = stamp_at_opening.is_some_and(|stamp| stamp.changed_ns.is_some());
-        Ok(Image {
+        let image = Image {
             file,
             geometry,
             facts,
-            device_requests,
+            device_requests: AtomicU32::new(0),
             is_direct,
             tells_changes,
             stamp_at_opening,
             shared_stamp_at_opening,
-        })
+        };
+        image.look_at_queue();
+        Ok(image)
     }
 
     /// Checks that the file is an image. Returns whether it is a block device.

@@ -35,6 +35,8 @@ pub(super) fn zeroes(len: usize) -> &'static [u8] {
 pub(super) struct FileTask {
     pub(super) purpose: Purpose,
     pub(super) buffer: Option<IoBuffer>,
+    /// Most requests that its call in the ring makes of the device.
+    pub(super) requests: u32,
     /// Number of a durable operation among those of its image (`overlaps`).
     pub(super) number: Option<u64>,
     image: ImageFacts,
@@ -156,7 +158,7 @@ impl FileTask {
     }
 
     fn aside(purpose: Purpose, stage: Stage, image: ImageFacts) -> Self {
-        Self { purpose, buffer: None, number: None, image, stage, done: 0, retries: 0, doubtful: None }
+        Self { purpose, buffer: None, requests: 0, number: None, image, stage, done: 0, retries: 0, doubtful: None }
     }
 
     /// Returns whether the task reads data of the image.
@@ -188,6 +190,14 @@ impl FileTask {
             Stage::Write => self.image.is_block_device || !self.writes_durably(),
             _ => false,
         }
+    }
+
+    /// Returns the most requests that the next call makes of the device: one for each block of 4 KiB, as in a file in which no two are
+    /// neighbours.
+    pub(super) fn next_requests(&self) -> u32 {
+        let remaining = self.range().map_or(0, |(_, len)| len - self.done);
+        let len = if self.stage == Stage::WriteZeroes { remaining.min(ZERO_CHUNK_LEN as u64) } else { remaining };
+        u32::try_from(len.div_ceil(4096)).unwrap_or(u32::MAX).max(1)
     }
 
     pub(super) fn next_call(&mut self) -> Call<'_> {

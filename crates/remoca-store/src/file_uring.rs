@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -25,10 +26,10 @@ use super::file_threads::{Finished, WorkerPool};
 
 /// The most calls in the ring at once.
 const IN_RING_MAX: u32 = 256;
-/// The same for a regular file on a device whose queue is short or not known. Its file system may wait for room in that
-/// queue, which `RWF_NOWAIT` does not prevent.
+/// The most calls in the ring at once for a regular file, whatever requests they make. Its file system may wait for room in the
+/// device's queue, which `RWF_NOWAIT` does not prevent.
 const IN_RING_OF_FILE: u32 = 16;
-/// Share of a longer queue, one request in so many, that the calls of one file may take: other files are on the device too.
+/// Share of the requests of that queue, one in so many, that calls beyond these may bring it to: other files are on the device too.
 const QUEUE_SHARE: u32 = 4;
 /// An image that has not answered for this long may be about to hang.
 const SILENCE_MAX: Duration = Duration::from_millis(25);
@@ -44,8 +45,8 @@ pub(super) struct Ring {
     /// Keys of tasks whose next call is not in the ring yet.
     waiting: VecDeque<usize>,
     in_ring: u32,
-    /// Number of calls in the ring from which on calls go to the threads.
-    crowded_from: u32,
+    /// Most requests that the calls in the ring make of the device.
+    requests: u32,
     /// Times of the last completion of any other call, and of a read. They are separate because a file system that is
     /// frozen still answers reads.
     answered_at: [Option<Instant>; 2],
@@ -81,7 +82,7 @@ impl Ring {
             tasks: Slab::new(),
             waiting: VecDeque::new(),
             in_ring: 0,
-            crowded_from: if image.facts.is_block_device { u32::MAX } else { room_of(image.device_requests) },
+            requests: 0,
             answered_at: [None; 2],
             threads: WorkerPool::start(image, THREADS_MAX)?,
             is_watching: false,
@@ -107,7 +108,7 @@ impl Ring {
     pub(super) fn kick(&mut self, now: Instant) -> io::Result<Submission> {
         let may_wait = [false, true].map(|reads| self.may_wait(now, reads));
         while let Some(key) = self.waiting.pop_front() {
-            if self.in_ring >= self.crowded_from || may_wait[usize::from(self.tasks[key].reads())] {
+            if self.is_crowded(&self.tasks[key]) || may_wait[usize::from(self.tasks[key].reads())] {
                 self.threads.submit(self.tasks.remove(key));
             } else if self.in_ring == IN_RING_MAX || !self.push(key) {
                 self.waiting.push_front(key);
@@ -143,8 +144,9 @@ impl Ring {
                     continue;
                 }
                 let key = sizes::in_memory(entry.user_data());
-                self.in_ring -= 1;
                 let task = &mut self.tasks[key];
+                self.in_ring -= 1;
+                self.requests -= task.requests;
                 let result = u32::try_from(entry.result()).map_err(|_| entry.result().saturating_neg());
                 if matches!(result, Ok(0) | Err(libc::EAGAIN | libc::EOPNOTSUPP)) {
                     // The call would wait, or the file does not support `RWF_NOWAIT`. Linux 5.10 reports a call that
@@ -206,14 +208,21 @@ impl Ring {
         // SAFETY: the entry points to the task's buffer or to static zeroes. The buffer is heap memory owned by the task,
         // which stays in `tasks` until its completion was taken, or is leaked; nothing touches it in the meantime.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(key as u64)) };
-        self.in_ring += u32::from(pushed.is_ok());
+        if pushed.is_ok() {
+            let task = &mut self.tasks[key];
+            task.requests = task.next_requests();
+            self.in_ring += 1;
+            self.requests += task.requests;
+        }
         pushed.is_ok()
     }
-}
 
-/// Returns how many calls of a file may be in the ring, if the queue of its device holds so many requests.
-fn room_of(device_requests: Option<u32>) -> u32 {
-    device_requests.map_or(IN_RING_OF_FILE, |requests| (requests / QUEUE_SHARE).clamp(IN_RING_OF_FILE, IN_RING_MAX))
+    /// Returns whether the next call of a task might find no room in the queue of the device, and wait for it on this thread.
+    fn is_crowded(&self, task: &FileTask) -> bool {
+        let requests = self.requests + task.next_requests();
+        let room = (self.image.device_requests.load(Ordering::Relaxed) / QUEUE_SHARE).min(IN_RING_MAX);
+        !self.image.facts.is_block_device && self.in_ring >= IN_RING_OF_FILE && requests > room
+    }
 }
 
 /// Records the time at which the image completed a call of a guest operation, separately for reads. Ignores other
@@ -260,33 +269,59 @@ mod tests {
     use crate::file_task::ImageFacts;
     use remoca_io::buffer::BufferPool;
 
-    /// Returns how many of 300 reads are in the ring. None of them is taken as complete meanwhile.
-    fn in_ring(facts: ImageFacts, device_requests: Option<u32>) -> u32 {
+    /// A file on a device whose queue holds so many requests, and a ring for it.
+    fn ring(facts: ImageFacts, device_requests: u32) -> (tempfile::TempDir, Ring) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let image = Image::open(&path, FileOptions::default()).unwrap();
-        let mut ring = Ring::new(&Arc::new(Image { facts, device_requests, ..image })).unwrap();
-        let now = Instant::now();
+        image.device_requests.store(device_requests, Ordering::Relaxed);
+        (folder, Ring::new(&Arc::new(Image { facts, ..image })).unwrap())
+    }
+
+    /// Returns how many of 300 reads of `pages` pages are in the ring. None of them is taken as complete meanwhile.
+    fn in_ring(facts: ImageFacts, device_requests: u32, pages: u32) -> u32 {
+        let (_folder, mut ring) = ring(facts, device_requests);
+        let (now, buffers) = (Instant::now(), BufferPool::new(64 << 20));
         ring.answered_at = [Some(now); 2];
         for token in 0..300 {
-            let read = StoreOp::Read { offset: 0, len: 4096 };
-            ring.submit(FileTask::new(token, read, BufferPool::new(4096).take(4096), facts));
+            let read = StoreOp::Read { offset: 0, len: pages * 4096 };
+            ring.submit(FileTask::new(token, read, buffers.take(pages as usize * 4096), facts));
         }
         ring.kick(now).unwrap();
         ring.in_ring
     }
 
+    const FILE: ImageFacts = ImageFacts { is_block_device: false, honours_dsync: true, may_wait: false };
+
     #[test]
     fn calls_of_a_file_leave_room_in_the_queue_of_its_device() {
-        let file = ImageFacts { is_block_device: false, honours_dsync: true, may_wait: false };
-        let of_file = [None, Some(1), Some(64), Some(256), Some(u32::MAX)].map(|requests| in_ring(file, requests));
-        assert_eq!(of_file, [16, 16, 16, 64, 256]);
-        assert_eq!(
-            in_ring(ImageFacts { is_block_device: true, ..file }, None),
-            256,
-            "it refuses what it has no room for"
-        );
-        assert_eq!(in_ring(ImageFacts { may_wait: true, ..file }, Some(256)), 0, "its file system may wait");
+        let of_pages = |pages| [0, 1, 64, 256, u32::MAX].map(|requests| in_ring(FILE, requests, pages));
+        assert_eq!(of_pages(1), [16, 16, 16, 64, 256]);
+        assert_eq!(of_pages(3), [16, 16, 16, 21, 85], "each page may be a request");
+        assert_eq!(of_pages(8), [16, 16, 16, 16, 32]);
+        let device = ImageFacts { is_block_device: true, ..FILE };
+        assert_eq!(in_ring(device, 0, 1), 256, "it refuses what it has no room for");
+        assert_eq!(in_ring(ImageFacts { may_wait: true, ..FILE }, 256, 1), 0, "its file system may wait");
+    }
+
+    /// Requests are not counted for longer than their calls are in the ring.
+    #[test]
+    fn the_ring_has_room_again_when_calls_are_done() {
+        let (_folder, mut ring) = ring(FILE, 256);
+        let buffers = BufferPool::new(64 << 20);
+        let (mut finished, mut begun) = (Vec::new(), 0);
+        while finished.len() < 200 {
+            let now = Instant::now();
+            ring.answered_at = [Some(now); 2];
+            if begun < 200 {
+                let read = StoreOp::Read { offset: 0, len: 8 * 4096 };
+                ring.submit(FileTask::new(begun, read, buffers.take(8 * 4096), FILE));
+                begun += 1;
+            }
+            ring.kick(now).unwrap();
+            ring.collect(now, &mut finished);
+        }
+        assert_eq!((ring.in_ring, ring.requests), (0, 0));
     }
 }

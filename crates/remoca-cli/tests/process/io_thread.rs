@@ -162,6 +162,12 @@ fn expect_only_allowed(setup: Setup) {
     machine.run_until_hits(20);
     let seen = tracer.end(|| drop(machine.status()));
     expect_listed(&seen);
+    let is_counted = std::path::Path::new("/proc/thread-self/schedstat").exists();
+    assert_eq!(
+        seen.contains("pread64 file of its times"),
+        is_counted,
+        "it has to know whether its processor is crowded"
+    );
     machine.finish();
 }
 

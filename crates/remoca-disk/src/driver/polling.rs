@@ -85,7 +85,7 @@ mod tests {
 
     const TIME: Duration = Duration::from_micros(32);
 
-    /// A thread that waits again and again, each time for as long as it then runs, or not at all.
+    /// A thread that waits for its processor again and again: for a little more than a quarter of the time that it runs, or a little less.
     struct Thread {
         polling: Polling,
         now: Duration,
@@ -104,7 +104,7 @@ mod tests {
             let slice = 2 * TIMES_INTERVAL;
             self.now += slice;
             self.times.ran += slice;
-            self.times.waited += if self.is_crowded { slice } else { slice / 100 };
+            self.times.waited += slice * if self.is_crowded { 26 } else { 24 } / 100;
             let time = self.polling.begin().then(|| self.polling.look(self.now, || Some(self.times)))?;
             self.polling.end(finds);
             Some(time)
