@@ -162,7 +162,11 @@ pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Starts a child that the kernel kills when this process ends.
+/// Variable that names the folder of remoca's configuration.
+const CONFIGURATION: &str = "REMOCA_CONFIG";
+
+/// Starts a child that the kernel kills when this process ends. If it is remoca, and the command does not say otherwise, it has no
+/// configuration: that of this machine is for other VMs.
 ///
 /// The kernel ties the child to the *thread* that started it, and a test's thread may end before its guest should. So
 /// all children are started by one thread that never ends.
@@ -172,6 +176,9 @@ pub(crate) fn spawn(mut command: Command) -> Result<Child> {
 
     let program = command.get_program().to_string_lossy().into_owned();
     let parent = Pid::from_raw(i32::try_from(std::process::id()).unwrap_or_default());
+    if command.get_envs().all(|(variable, _)| variable != CONFIGURATION) {
+        command.env(CONFIGURATION, "/nonexistent");
+    }
     // SAFETY: the closure runs between fork and exec and makes two system calls; it allocates nothing, takes no lock.
     unsafe {
         command.pre_exec(move || {

@@ -55,6 +55,8 @@ impl Program {
     }
 
     fn start_until(command: &mut Command, is_ready: impl Fn() -> bool) -> Result<Self> {
+        // The configuration of this machine is for other VMs.
+        command.env("REMOCA_CONFIG", "/nonexistent");
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut program = Self(child.with_context(|| format!("cannot start {command:?}"))?);
         let mut errors = program.0.stderr.take().context("no stderr")?;
