@@ -68,7 +68,7 @@ pub(super) struct Image {
 impl Image {
     pub(super) fn open(path: &Path, options: FileOptions) -> Result<Image, OpenError> {
         let FileOptions { read_only, lock, any_size, .. } = options;
-        let opening = Opening { path: path.to_owned(), read_only, any_size };
+        let opening = Opening { path: path.to_owned(), read_only, any_size, is_adopted: false };
         // Checked before opening: opening some device nodes has side effects, and opening a FIFO may block.
         let is_block_device = opening.check_kind(&std::fs::metadata(path).map_err(|e| opening.explain_open(&e))?)?;
         let file = opening.open_locked(is_block_device, lock)?;
@@ -79,7 +79,7 @@ impl Image {
     /// Takes over an image that is already open, and locks it again, which changes nothing for other processes. A
     /// process that tries to lock the image at this moment holds locks until it sees ours; ours are kept meanwhile.
     pub(super) fn adopt(file: File, path: &Path, read_only: bool, lock: ImageLock) -> Result<Image, OpenError> {
-        let opening = Opening { path: path.to_owned(), read_only, any_size: true };
+        let opening = Opening { path: path.to_owned(), read_only, any_size: true, is_adopted: true };
         let system = |error: io::Error| opening.explain_system("go on with", &error);
         let metadata = file.metadata().map_err(system)?;
         let is_writable = rustix::fs::fcntl_getfl(&file).map_err(|error| system(error.into()))?.contains(OFlags::RDWR);
@@ -139,6 +139,8 @@ struct Opening {
     read_only: bool,
     /// Whether a guest may have the image already.
     any_size: bool,
+    /// Whether a guest has the image at this moment, with sectors that stay as large as they are.
+    is_adopted: bool,
 }
 
 impl Opening {
@@ -291,7 +293,7 @@ impl Opening {
                 tracing::warn!(image = %path, alignment, "direct I/O needs a coarse alignment: the host's page cache is used");
                 None
             }
-            Some(alignment) if !size.is_multiple_of(u64::from(sector_for(alignment))) => {
+            Some(alignment) if !self.is_adopted && !size.is_multiple_of(u64::from(sector_for(alignment))) => {
                 tracing::warn!(image = %path, alignment, size,
                     "the size does not fit direct I/O: the host's page cache is used; `truncate -s %{}` the image to avoid it",
                     sector_for(alignment));
@@ -310,7 +312,8 @@ impl Opening {
         let physical_block =
             if is_block_device { rustix::fs::ioctl_blkpbszget(file).unwrap_or(logical_sector) } else { 4096 };
         Geometry {
-            size,
+            // The part of a sector at the end of an adopted image, which has grown, is not used.
+            size: size - size % u64::from(logical_sector),
             logical_sector,
             physical_block: physical_block.max(logical_sector),
             read_only: self.read_only,

@@ -327,6 +327,16 @@ fn an_image_whose_size_does_not_fit_direct_io_is_used_through_the_page_cache() {
     let fitting = create("fitting", MIB);
     assert!(fitting.is_direct());
     assert_eq!(fitting.geometry().logical_sector, 4096);
+    // Grown under a guest, to whom an upgrade changes nothing.
+    let passed = fitting.hand_over().unwrap().0.try_clone_to_owned().unwrap();
+    drop(fitting);
+    let path = mount_point.join("fitting");
+    File::options().write(true).open(&path).unwrap().set_len(2 * MIB + 512).unwrap();
+    let options = FileOptions { lock: AT_ONCE, ..FileOptions::default() };
+    let grown = FileStore::adopt(passed, &path, options, None).unwrap();
+    assert!(grown.is_direct());
+    assert_eq!((grown.geometry().logical_sector, grown.geometry().size), (4096, 2 * MIB));
+    drop(grown);
     let odd = create("odd", MIB + 512);
     assert!(!odd.is_direct());
     assert_eq!(odd.geometry().logical_sector, 512);
