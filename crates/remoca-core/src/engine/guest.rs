@@ -122,7 +122,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.race.end_io(request.disk, io.reason, range, request.answered);
         self.streams.end_io(now, request.disk, range, &io, result.is_ok());
         if result.is_ok() {
-            self.race.note_disk(now, request, io);
+            let is_comparable = !self.streams.was_cheap(request.disk, range, &io);
+            self.race.note_disk(now, request, io, is_comparable);
         }
         if request.answered {
             self.requests.remove(id);

@@ -37,6 +37,8 @@ impl Latencies {
         let timeout = self.timeout_ns();
         let Some(disk) = self.disk.quantiles() else { return timeout };
         let normal = server.map_or(0, |server| server.p99_ns.min(server.p50_ns * 2));
+        // Up to the end of its bucket: all answers of a server that always takes the same are normal.
+        let normal = normal + normal / 16;
         let (soon, in_time) = (disk.p50_ns / LATE_MIN_DIVISOR, disk.p50_ns / TIMELY_DIVISOR);
         let least = soon + (in_time - soon) * u64::from(shortfall) / u64::from(full);
         normal.clamp(least, disk.p50_ns).min(timeout)

@@ -187,12 +187,12 @@ impl Race {
         rival.waiting.push_back(Waiting { pool, since, id, serial });
     }
 
-    /// Adds the latency of a disk read to the estimates. A read that may have queued behind abandoned reads counts only
-    /// for the disk's concurrency.
-    pub(super) fn note_disk(&mut self, now: Nanos, request: &Request, io: DiskIo) {
+    /// Adds the latency of a disk read to the estimates. A read that may have queued behind abandoned reads, or is not comparable with
+    /// reads that servers answer ([`super::streams`]), counts only for the disk's concurrency.
+    pub(super) fn note_disk(&mut self, now: Nanos, request: &Request, io: DiskIo, is_comparable: bool) {
         let ns = now.since_ns(io.since);
         self.speculative(request.disk).note_latency(ns, io.queue_depth);
-        if !io.is_undisturbed {
+        if !io.is_undisturbed || !is_comparable {
             return;
         }
         let is_sample = io.reason == ReadReason::Probe && !self.rival(request.rival).breaker.is_open();

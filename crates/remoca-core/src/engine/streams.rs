@@ -76,6 +76,16 @@ struct Disk {
     ahead: Range<u64>,
 }
 
+impl Disk {
+    /// Returns what a read that does not continue costs more than one that does, or `None` if that is not known, or positions do not matter.
+    fn seek_ns(&self, range: ByteRange) -> Option<u64> {
+        let [continued, apart, whole] = [&self.continued, &self.apart, &self.whole].map(|costs| costs.of(pages(range)));
+        let (continued, apart, whole) = (continued?, apart?, whole?);
+        let seeks = apart.saturating_sub(whole) >= SEEK_MIN_NS.max(continued / SEEK_DIVISOR);
+        seeks.then_some(apart.saturating_sub(continued))
+    }
+}
+
 /// What is known of one pool.
 #[derive(Debug, Default)]
 struct Pool {
@@ -284,11 +294,16 @@ impl Streams {
         let pools = self.pool(pool).costs.of(count.into())?;
         let disk = self.disk(disk);
         let continued = disk.continued.of(pages(range))?;
-        let (apart, whole) = (disk.apart.of(pages(range))?, disk.whole.of(pages(range))?);
-        let seek = apart.saturating_sub(continued);
+        let seek = disk.seek_ns(range)?;
         let is_stalled = disk.in_flight > 0 && now.since_ns(disk.progress) > (continued + seek) * STALL_FACTOR;
-        let seeks = apart.saturating_sub(whole) >= SEEK_MIN_NS.max(continued / SEEK_DIVISOR);
-        (seeks && !is_stalled).then_some(Compared { pools, continued, seek })
+        (!is_stalled).then_some(Compared { pools, continued, seek })
+    }
+
+    /// Returns whether a completed disk read was cheap because it continued another one, on a disk that seeks. It says nothing of what the
+    /// disk would take for a read that goes to the pools.
+    pub(super) fn was_cheap(&self, disk: DiskIndex, range: ByteRange, io: &DiskIo) -> bool {
+        let disk = self.disks.get(usize::from(disk.0));
+        self.enabled && io.continues_after.is_some() && disk.is_some_and(|disk| disk.seek_ns(range).is_some())
     }
 
     /// Returns the route of a read that the disk is to answer.

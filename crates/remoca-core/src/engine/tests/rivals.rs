@@ -76,7 +76,7 @@ impl Track {
         let request = self.requests.get(id).unwrap();
         let io = request.io.unwrap();
         self.race.end_io(DISK, io.reason, request.op.range(), false);
-        self.race.note_disk(self.now, &request, io);
+        self.race.note_disk(self.now, &request, io, true);
         if request.waits() {
             self.race.note_disk_first(self.now, &request, io, &mut self.stats);
         }

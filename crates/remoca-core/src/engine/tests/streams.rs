@@ -50,6 +50,25 @@ fn a_disk_that_is_there_answers_and_the_page_stays_cached() {
 }
 
 #[test]
+fn what_the_disk_takes_to_read_on_does_not_make_servers_late() {
+    let median = |far_ns: u64| {
+        let mut bench = Bench::connected();
+        for far in 1..20 {
+            bench.timed_read(1000 * far, far_ns);
+            bench.timed_read(1000 * far + 1, MS);
+        }
+        for next in 0..100 {
+            // The agent is there.
+            bench.engine.handle_evicted(&page(3));
+            bench.timed_read(19_002 + next, MS);
+        }
+        bench.engine.status().hedging.disk.expect("reads of the disk were enough").p50_ns
+    };
+    assert!((7 * MS..9 * MS).contains(&median(8 * MS)), "a read that needs a seek is what a hedge would be");
+    assert!(median(MS + MS / 8) < 2 * MS, "where the disk does not seek, all reads count");
+}
+
+#[test]
 fn a_read_in_part_of_zeroes_goes_to_the_disk_as_a_whole() {
     let mut bench = trained();
     let zero = GuestOp::WriteZeroes { range: blocks(4, 1), may_unmap: true, durable: false };
