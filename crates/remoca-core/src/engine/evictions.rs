@@ -50,13 +50,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Returns the advice by classes to the agent: N to send only the pages of one class of N, always the same ones, or 0 for no such advice. It
-    /// is given while what is evicted would be passed over: the insertion policy and the curves then need a sample alone.
+    /// is given while what is evicted would be passed over, or is cached already and not asked for: the insertion policy and the curves then
+    /// need a sample alone.
     pub fn class_advice(&self) -> u32 {
         let SlotCounts { free, used, .. } = self.index.slot_counts();
         // Free slots take every page. A few of them come and go.
         let few = used / if self.agent_classes > 1 { 16 } else { 64 };
-        let is_quiet = self.pools.is_enabled() && self.policy.is_quiet() && free <= few && self.admit.advice() <= 1;
-        if is_quiet { CLASSES } else { 0 }
+        let is_in_vain = self.policy.is_quiet() && free <= few || self.streams.covers_all();
+        let is_enough = self.pools.is_enabled() && self.policy.can_follow_a_class() && self.admit.advice() <= 1;
+        if is_in_vain && is_enough { CLASSES } else { 0 }
     }
 
     /// Notes which advice by classes the agent says that it follows: the pages that it sends from now on are those of one class of `classes`. Any

@@ -12,7 +12,8 @@
 //! *shadow caches*, which hold fingerprints but no pages, see the reads and evictions of one content in R and have one
 //! R-th of the slots. Contents are sampled by their keyed fingerprint, so that no guest can choose what is seen. Decision 0037.
 //!
-//! What is passed over need not be sent. While nothing is inserted ([`Policy::is_quiet`]) the agent is advised to send only the pages of one
+//! What is passed over need not be sent. While nothing is inserted ([`Policy::is_quiet`]), or the disk answers what is cached
+//! ([`super::streams`]), the agent is advised to send only the pages of one
 //! class of [`CLASSES`], always the same ones. These are the sample of the shadow caches then. An entry that came so stands for more contents
 //! than others, and takes as much more room; so the shadow caches go on when the sample changes. Decision 0049.
 
@@ -338,10 +339,14 @@ impl Policy {
         self.classes = classes;
     }
 
-    /// Returns whether no page takes the place of another one for now, and one class of pages is enough for the shadow caches.
+    /// Returns whether no page takes the place of another one for now.
     pub(super) fn is_quiet(&self) -> bool {
-        let inserts_none = matches!(self.renewal, Renewal::Keep | Renewal::Whole(0));
-        self.in_force == Insertion::Bimodal && inserts_none && self.capacity.0 >= QUIET_CAPACITY_MIN
+        self.in_force == Insertion::Bimodal && matches!(self.renewal, Renewal::Keep | Renewal::Whole(0))
+    }
+
+    /// Returns whether one class of pages is enough for the shadow caches.
+    pub(super) fn can_follow_a_class(&self) -> bool {
+        self.capacity.0 >= QUIET_CAPACITY_MIN
     }
 
     fn has_heavy(&self) -> bool {
@@ -564,9 +569,9 @@ mod tests {
         let mut policy = Policy::new();
         policy.fit(PageCount(8191));
         policy.restore(true);
-        assert!(!policy.is_quiet());
+        assert!(!policy.can_follow_a_class());
         policy.fit(PageCount(8192));
-        assert!(policy.is_quiet());
+        assert!(policy.can_follow_a_class() && policy.is_quiet());
         for renewal in [Renewal::Slow, Renewal::Whole(1)] {
             policy.renewal = renewal;
             assert!(!policy.is_quiet(), "pages are inserted");

@@ -29,12 +29,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.streams.begin_read(disk, range);
         self.stats.read_blocks += block_count(range);
         if range.covered_blocks() != range.touched_blocks() {
+            self.streams.note_route(range, false);
             self.stats.misaligned_reads += 1;
             self.curves.bypass(disk, block_count(range));
             self.ask_disk(now, id, ReadReason::Needed);
             return;
         }
         if !self.disks.is_sound(disk, range) {
+            self.streams.note_route(range, false);
             self.stats.missed_blocks += block_count(range);
             self.curves.bypass(disk, block_count(range));
             self.ask_disk(now, id, ReadReason::Needed);
@@ -46,6 +48,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         match found {
             Ok(fetches) => {
                 let (route, reason) = self.route(now, disk, range, fetches);
+                if fetches.count > 0 {
+                    self.streams.note_route(range, route != Route::Server);
+                }
                 if fetches.count > 0 && route == Route::Disk {
                     self.stats.covered_blocks += block_count(range);
                     self.ask_disk(now, id, reason);
@@ -54,6 +59,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 }
             }
             Err(cached) => {
+                self.streams.note_route(range, false);
                 self.stats.covered_blocks += cached;
                 self.stats.missed_blocks += (blocks.end - blocks.start) - cached;
                 self.ask_disk(now, id, ReadReason::Needed);

@@ -36,6 +36,10 @@ const SEEK_DIVISOR: u64 = 4;
 const AHEAD_MAX: u64 = 1 << 14;
 /// Reads that the disk answers for each one that also goes to the pools, whose cost is otherwise not measured.
 const COMPARE_INTERVAL: u32 = 64;
+/// Pages of cached reads that the disk answers in a row until what the guest evicts of them is known to be copied in vain: 16 MiB. And how
+/// many of them one other request counts for: one in a while is answered as well as without.
+const COVERED_MAX: u64 = 1 << 12;
+const COVERED_FOR_ANOTHER: u64 = 1 << 10;
 /// A disk that took this many times as long as one read and a seek, and has completed nothing, makes no progress.
 const STALL_FACTOR: u64 = 4;
 
@@ -105,6 +109,27 @@ pub(super) struct Streams {
     until_comparison: u32,
     /// The newest of those.
     comparison: Option<Comparison>,
+    covered: Covered,
+}
+
+/// Whether the disk answers nearly all that is read although it is cached.
+#[derive(Debug, Default)]
+struct Covered {
+    /// Pages of such reads; other requests take some away.
+    pages: u64,
+    are_all: bool,
+}
+
+impl Covered {
+    fn add(&mut self, pages: u64) {
+        self.pages = (self.pages + pages).min(COVERED_MAX);
+        self.are_all |= self.pages == COVERED_MAX;
+    }
+
+    fn note_another(&mut self) {
+        self.pages = self.pages.saturating_sub(COVERED_FOR_ANOTHER);
+        self.are_all &= self.pages > COVERED_MAX / 2;
+    }
 }
 
 /// Read that goes to the disk and to pools. The disk may well be first; what the pools cost is known when their last page is there.
@@ -128,7 +153,8 @@ struct Compared {
 
 impl Streams {
     pub(super) fn new(enabled: bool) -> Self {
-        Self { enabled, disks: Vec::new(), pools: Vec::new(), until_comparison: COMPARE_INTERVAL, comparison: None }
+        let (disks, pools, covered) = (Vec::new(), Vec::new(), Covered::default());
+        Self { enabled, disks, pools, until_comparison: COMPARE_INTERVAL, comparison: None, covered }
     }
 
     /// Forgets what is known of a disk's number.
@@ -187,6 +213,7 @@ impl Streams {
 
     /// Notes a modification that goes to the disk: no read continues it.
     pub(super) fn begin_modification(&mut self, disk: DiskIndex) {
+        self.covered.note_another();
         self.disk(disk).end = None;
     }
 
@@ -240,6 +267,21 @@ impl Streams {
         {
             self.note_answer(now, it.pool, it.count, it.began);
         }
+    }
+
+    /// Notes whether the disk is to answer a read although it is cached.
+    pub(super) fn note_route(&mut self, range: ByteRange, is_covered: bool) {
+        if is_covered {
+            self.covered.add(pages(range));
+        } else {
+            self.covered.note_another();
+        }
+    }
+
+    /// Returns whether the disk answers nearly all that is read although it is cached. Copies of what the guest evicts are in vain then:
+    /// they are in the cache already, and not asked for.
+    pub(super) fn covers_all(&self) -> bool {
+        self.covered.are_all
     }
 
     /// Returns where a read goes of which `count` pages are in pools, `pool` the slowest of them, and the rest is zero.

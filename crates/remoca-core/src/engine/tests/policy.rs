@@ -114,18 +114,27 @@ fn free_slots_and_swap_areas_take_every_page() {
     }
 }
 
+/// Size of a cache whose shadow caches can follow one class.
+pub(super) const LARGE: PageCount = PageCount(8192);
+
+impl Bench {
+    /// Returns a bench with a cache of [`LARGE`], all of it free.
+    pub(super) fn large() -> Self {
+        let mut bench = Self::new(EngineConfig { cache: LARGE, slots_per_turn: LARGE.0, ..config() });
+        let offer = PoolOffer { generation: 1, npages: PageCount(0), available: LARGE, sends_received: 0 };
+        bench.engine.handle_answer(bench.now, SERVER, Some(offer));
+        while bench.engine.index().slot_counts().free < LARGE.0 {
+            bench.wait(MS);
+            bench.engine.handle_timer(bench.now);
+            bench.grant();
+        }
+        bench
+    }
+}
+
 #[test]
 fn while_nothing_is_inserted_one_class_of_pages_is_asked_for() {
-    let large = PageCount(8192);
-    let config = EngineConfig { cache: large, slots_per_turn: large.0, ..config() };
-    let mut bench = Bench::new(config);
-    let offer = PoolOffer { generation: 1, npages: PageCount(0), available: large, sends_received: 0 };
-    bench.engine.handle_answer(bench.now, SERVER, Some(offer));
-    while bench.engine.index().slot_counts().free < large.0 {
-        bench.wait(MS);
-        bench.engine.handle_timer(bench.now);
-        bench.grant();
-    }
+    let (large, mut bench) = (LARGE, Bench::large());
     assert_eq!(bench.engine.class_advice(), 0);
     bench.engine.policy.restore(true);
     bench.engine.policy.fit(large);

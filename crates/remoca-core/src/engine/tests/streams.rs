@@ -1,5 +1,6 @@
 //! Cached reads that the disk answers because it reads on. What is measured and decided is tested in `engine/streams`.
 
+use super::super::policy::CLASSES;
 use super::super::requests::ReadReason;
 use super::*;
 
@@ -66,6 +67,73 @@ fn what_the_disk_takes_to_read_on_does_not_make_servers_late() {
     };
     assert!((7 * MS..9 * MS).contains(&median(8 * MS)), "a read that needs a seek is what a hedge would be");
     assert!(median(MS + MS / 8) < 2 * MS, "where the disk does not seek, all reads count");
+}
+
+/// A guest that reads runs of 32 blocks and evicts them at once. The disk seeks for 7 ms and reads on in 1 ms, and the server takes 2 ms.
+struct Runs {
+    bench: Bench,
+    /// Where the disk is.
+    at: u64,
+}
+
+impl Runs {
+    const LENGTH: u64 = 32;
+
+    /// Reads the run that begins with a block. Returns whether the disk was asked.
+    fn read(&mut self, bno: u64) -> bool {
+        let page_of = |bno: u64| {
+            let mut page = page(1);
+            page[..8].copy_from_slice(&bno.to_le_bytes());
+            page
+        };
+        let pages: Vec<_> = (bno..bno + Self::LENGTH).map(page_of).collect();
+        let bench = &mut self.bench;
+        let actions = bench.read(0, blocks(bno, Self::LENGTH));
+        let asks_disk = actions.iter().any(|action| !matches!(action, Action::Fetch { .. }));
+        if asks_disk {
+            bench.wait(if self.at == bno { MS } else { 8 * MS });
+            self.at = bno + Self::LENGTH;
+            assert_eq!(bench.disk_done(0, Ok(()), &pages.concat()), [complete(0)]);
+        } else {
+            bench.wait(2 * MS);
+        }
+        let fetches = actions.iter().filter_map(|action| match action {
+            Action::Fetch { fetch, .. } => Some(*fetch),
+            _ => None,
+        });
+        for (fetch, page) in fetches.zip(&pages) {
+            bench.engine.handle_page(bench.now, SERVER, fetch, page);
+        }
+        for page in &pages {
+            if let Evicted::Admit(_) = bench.engine.handle_evicted(page) {
+                bench.engine.handle_sent(SERVER, 1);
+            }
+        }
+        bench.actions();
+        asks_disk
+    }
+}
+
+#[test]
+fn what_the_disk_answers_although_it_is_cached_is_not_copied_again() {
+    let mut guest = Runs { bench: Bench::large(), at: 1 << 40 };
+    let advice = |guest: &Runs| guest.bench.engine.class_advice();
+    let cached = || (1_000_000..).step_by(32).take(200);
+    assert!(cached().all(|bno| guest.read(bno)), "nothing is cached yet");
+    for far in 1..9 {
+        assert!(guest.read(far * 10_000) && guest.read(far * 10_000 + Runs::LENGTH));
+    }
+    for _ in 0..8 {
+        assert!(!guest.read(1_000_000), "the disk is elsewhere");
+    }
+    assert_eq!(advice(&guest), 0);
+    let asked = cached().filter(|bno| guest.read(*bno)).count();
+    assert!(asked > 190, "the disk reads on: {asked}");
+    assert_eq!(advice(&guest), CLASSES, "though there are free slots");
+    guest.read(2_000_000);
+    assert_eq!(advice(&guest), CLASSES, "one read in a while changes nothing");
+    guest.bench.do_from_disk(write(blocks(5, 1)), &page(5));
+    assert_eq!(advice(&guest), 0);
 }
 
 #[test]
