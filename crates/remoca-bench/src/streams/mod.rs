@@ -173,7 +173,8 @@ pub fn run(args: &StreamsArgs) -> Result<()> {
     for figure in &figures {
         println!("{}: {:?}", figure.id, figure.beside);
     }
-    save_figures("streams", &figures, &(cases, rows))
+    // P16 is the run whose agents cost what they cost.
+    save_figures(if args.agent_ns.is_none() { "streams" } else { "streams-agent" }, &figures, &(cases, rows))
 }
 
 fn described(costs: Costs) -> String {
