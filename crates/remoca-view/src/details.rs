@@ -226,7 +226,7 @@ fn port_text(port: &PortStatus) -> String {
         // Otherwise it looks as if the guest evicts next to nothing.
         let classes = match agent.classes {
             0 | 1 => String::new(),
-            of => format!("; sends one page of {of} as a sample, because the cache would keep none of them"),
+            of => format!("; sends one page of {of} as a sample, because the cache has the others or would keep none"),
         };
         format!(": {} captured, {} lost, {} left out{classes}", agent.captured, agent.lost, agent.sampled_out)
     });
@@ -347,7 +347,7 @@ mod tests {
         port.agent.as_mut().unwrap().classes = 128;
         let text = port_text(&port);
         assert!(
-            text.ends_with("1 left out; sends one page of 128 as a sample, because the cache would keep none of them")
+            text.ends_with("1 left out; sends one page of 128 as a sample, because the cache has the others or would keep none")
         );
     }
 
