@@ -346,9 +346,9 @@ mod tests {
         );
         port.agent.as_mut().unwrap().classes = 128;
         let text = port_text(&port);
-        assert!(
-            text.ends_with("1 left out; sends one page of 128 as a sample, because the cache has the others or would keep none")
-        );
+        assert!(text.ends_with(
+            "1 left out; sends one page of 128 as a sample, because the cache has the others or would keep none"
+        ));
     }
 
     #[test]

@@ -72,8 +72,8 @@ const SERVER: &str = "`left alone`: the memory server is slower than the disk, w
 const HITS: &str = "share of the blocks read that needed no disk: cached pages, and blocks known to be zero";
 const SAVED: &str = "time that reads were shorter by: reads without the disk x (usual time of the disk - their time); negative: \
                      the cache makes the guest slower";
-const EVICTED: &str = "pages that the guest evicted, as far as its agent sent them: while the cache has them or would keep none, it sends a sample \
-                       (-v says so)";
+const EVICTED: &str = "pages that the guest evicted, as far as its agent sent them: while the cache has them or would keep none, \
+                       it sends a sample (-v says so)";
 const KNOWN: &str = "share of the evicted pages that the disk is known to hold; low with dm-crypt or a compressed file system \
                      in the guest, and the agent then almost stops";
 
