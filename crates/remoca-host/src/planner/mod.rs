@@ -150,7 +150,7 @@ impl Planner {
         for Heard { vm, limits, answer } in all {
             let recorded = self.recorded.get(&vm).copied();
             let known = self.vms.entry(vm.clone()).or_insert_with(|| KnownVm::new(at.now, recorded));
-            known.limits = limits;
+            known.hear_limits(limits);
             self.hear(at, &vm, answer);
         }
         self.guests_looked_at = at.now;

@@ -18,7 +18,10 @@ const RATE_SHARE: f64 = 0.25;
 /// One VM.
 #[derive(Clone, Debug)]
 pub(super) struct KnownVm {
-    pub(super) limits: Result<Limits, String>,
+    /// Newest limits that could be read; `None` if none could.
+    pub(super) limits: Option<Limits>,
+    /// Mistake in its file.
+    mistake: Option<String>,
     /// Newest answer that was believed.
     pub(super) reading: Option<Reading>,
     /// Newest curve, or why it has none.
@@ -47,7 +50,8 @@ impl KnownVm {
     /// Returns a VM that has not answered yet.
     pub(super) fn new(now: Duration, recorded: Option<u64>) -> Self {
         Self {
-            limits: Ok(Limits::default()),
+            limits: None,
+            mistake: None,
             reading: None,
             curve: Err("it has not told its curve yet".into()),
             readings: 0,
@@ -61,6 +65,11 @@ impl KnownVm {
             recorded,
             ignored_until: None,
         }
+    }
+
+    /// Takes what the operator says about it. While its file has a mistake, the limits of before count.
+    pub(super) fn hear_limits(&mut self, limits: Result<Limits, String>) {
+        self.mistake = limits.map(|limits| self.limits = Some(limits)).err();
     }
 
     /// Takes an answer. Returns whether it is that of another process than before.
@@ -166,7 +175,7 @@ impl KnownVm {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        self.limits.as_ref().copied().unwrap_or_default()
+        self.limits.unwrap_or_default()
     }
 
     /// Returns whether it has no part in the division: it has nothing and gets nothing, or has been dead for too long.
@@ -192,8 +201,9 @@ impl KnownVm {
         if let Some(at) = self.changed_at.filter(|at| now.saturating_sub(*at) < window) {
             return cannot(format!("it was changed {} s ago", now.saturating_sub(at).as_secs()));
         }
-        if let Err(why) = &self.limits {
-            return keeps(why.clone());
+        if let Some(why) = &self.mistake {
+            // It may have a minimum that nobody knows.
+            return Some((why.clone(), self.limits.is_none()));
         }
         if self.reading.as_ref().is_some_and(|reading| reading.is_left_alone) {
             return keeps("its memory server is slower than its disk, and left alone".into());

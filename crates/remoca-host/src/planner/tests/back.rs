@@ -172,11 +172,20 @@ fn a_mistake_in_the_file_of_a_vm_does_not_cost_it_its_minimum() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
     let [(_, tier), (donor, _)] = sizes(&world)[..] else { panic!() };
+    let check = |world: &World| assert!(world.taken_of_host() <= signed(40 * UNIT));
     world.misread = Some("vm0".into());
-    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
-    assert_eq!((sizes(&world)[0].1, sizes(&world)[1].0), (tier, donor));
+    world.replace_daemon(Duration::from_secs(3));
+    give_back(&mut world, check);
+    assert_eq!((sizes(&world)[0].1, sizes(&world)[1].0), (tier, donor), "nobody knows what it has to have");
     world.misread = None;
-    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    world.process("vm0").limits.minimum_bytes = (tier - 4) * UNIT;
+    world.run(1, check);
+    world.misread = Some("vm0".into());
+    give_back(&mut world, check);
+    assert_eq!((sizes(&world)[0].1, sizes(&world)[1].0), (tier - 4, donor + 4));
+    world.process("vm0").limits.minimum_bytes = 0;
+    world.misread = None;
+    give_back(&mut world, check);
     assert_eq!(sizes(&world)[1].0, HOME);
 }
 
