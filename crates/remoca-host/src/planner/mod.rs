@@ -84,13 +84,16 @@ pub struct Planner {
 impl Planner {
     /// Returns a planner that goes on from the record of a former daemon.
     #[must_use]
-    pub fn new(settings: Settings, record: Record) -> Self {
-        // Sizes of another tier say nothing about this one. What guests have does not depend on it.
-        let record = match record.resource == settings.resource {
-            true => record,
-            false => Record { decisions: record.decisions, guests: record.guests, ..Record::default() },
-        };
+    pub fn new(settings: Settings, mut record: Record) -> Self {
         let is_moved = settings.applies && settings.guests.is_some();
+        let is_same_tier = record.resource == settings.resource;
+        if !is_moved || !is_same_tier {
+            record.leave_guests(is_same_tier);
+        }
+        // Sizes of another tier say nothing about this one. What guests have does not depend on it.
+        if !is_same_tier {
+            record = Record { decisions: record.decisions, guests: record.guests, ..Record::default() };
+        }
         let reserve_bytes = settings.guests.map_or(0, |terms| terms.reserve_bytes);
         let known_total = match settings.total_bytes {
             0 => record.total_bytes,
@@ -114,12 +117,7 @@ impl Planner {
             round: if is_moved { record.round } else { Round::default() },
             phase_began: None,
             // Their balloons can be told again.
-            reliefs: record
-                .reliefs
-                .into_iter()
-                .filter(|_| is_moved)
-                .map(|relief| Move { stage: Stage::Planned, ..relief })
-                .collect(),
+            reliefs: record.reliefs.into_iter().map(|relief| Move { stage: Stage::Planned, ..relief }).collect(),
             back: None,
             guests_looked_at: Duration::ZERO,
             known_total,

@@ -4,6 +4,7 @@ use super::balloon::{Guest, Manner, signed, with_guests};
 use super::guests::{HOME, phase, run_round, sizes, two};
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::{Move, Phase, Planner, Side};
+use crate::resource::Resource;
 use std::time::Duration;
 
 /// Checks that the guest of `vm1` has its memory, but for what it lends.
@@ -66,6 +67,28 @@ fn help_that_was_not_passed_on_comes_later() {
         world.guest("vm1").manner = manner;
         world.run(90, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
         assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:#?}", world.steps);
+    }
+}
+
+#[test]
+fn help_that_a_daemon_without_guests_does_not_pass_on_comes_later() {
+    for resource in [Resource::Cache, Resource::Local] {
+        let mut world = two(190, [Manner::Honest; 2]);
+        run_round(&mut world, |_| {});
+        let (settings, less) = (world.settings, world.guests["vm1"].target);
+        world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+        // It dies before the balloon is told, and the next one does not look at guests.
+        world.kills.insert(world.steps.len(), (true, Duration::from_secs(3)));
+        (world.settings.guests, world.settings.resource) = (None, resource);
+        world.run(1, |_| {});
+        assert!(world.kills.is_empty() && world.guests["vm1"].target == less);
+        let asked = world.planner.record().guests["vm1"].asked_bytes;
+        assert!(asked > less && world.planner.record().reliefs.is_empty());
+        world.guest("vm1").manner = Manner::Honest;
+        world.settings = settings;
+        world.replace_daemon(Duration::from_secs(3));
+        world.run(3, |_| {});
+        assert_eq!(world.guests["vm1"].target, asked, "{resource:?}");
     }
 }
 
