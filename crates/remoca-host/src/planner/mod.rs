@@ -132,7 +132,7 @@ impl Planner {
         CurveGrid { first_bytes: 0, step_bytes: memory.unit_bytes, count }
     }
 
-    /// Takes what all control sockets answered. VMs without one are gone. Plans, if nothing is under way.
+    /// Takes what all control sockets answered. VMs without one are gone, and count for a while. Plans, if nothing is under way.
     pub fn hear_all(&mut self, at: Moment, all: Vec<Heard>) {
         self.looked_at = Some(at.now);
         self.note_phase(at);
@@ -140,9 +140,18 @@ impl Planner {
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
         for name in gone {
             self.drop_moves(at, &name, "the VM is gone");
-            self.vms.remove(&name);
-            if let Some(sizes) = self.guests.remove(&name).and_then(|guest| guest.sizes) {
-                self.guests_recorded.insert(name, sizes);
+            let guest = self.guests.remove(&name);
+            let lent = guest.as_ref().map_or(0, KnownGuest::lent);
+            if let Some(sizes) = guest.and_then(|guest| guest.sizes) {
+                self.guests_recorded.insert(name.clone(), sizes);
+            }
+            let is_over = self.vms.get_mut(&name).is_none_or(|vm| {
+                vm.stop(at.now, lent);
+                vm.is_absent(at.now)
+            });
+            if is_over {
+                self.vms.remove(&name);
+                self.recorded.remove(&name);
             }
         }
         for Heard { vm, limits, answer } in all {

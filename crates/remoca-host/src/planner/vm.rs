@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// How long a guest may read nothing before its curve is too old.
 const STALE_AFTER: Duration = Duration::from_secs(600);
-/// How long the memory of a killed process counts: its memory server keeps the pages for it, and a successor may come.
+/// How long the memory of a process that was killed or stopped counts: its memory server keeps the pages for it, and a successor may come.
 const DEAD_FOR: Duration = Duration::from_secs(60);
 /// How long a command whose answer did not come may still be executed, once the process answers again.
 const UNSURE_FOR: Duration = Duration::from_secs(30);
@@ -91,6 +91,16 @@ impl KnownVm {
                 self.dead_since.get_or_insert(now);
                 false
             }
+        }
+    }
+
+    /// Notes that its process was stopped. What its guest has lent, of which nobody knows now, is no longer divided, so it does not count.
+    pub(super) fn stop(&mut self, now: Duration, lent_bytes: u64) {
+        self.silent = Some("its process was stopped".into());
+        self.dead_since.get_or_insert(now);
+        if let Some(reading) = &mut self.reading {
+            reading.wanted = reading.wanted.saturating_sub(lent_bytes);
+            reading.granted = reading.granted.saturating_sub(lent_bytes);
         }
     }
 

@@ -113,6 +113,37 @@ fn others_give_nothing_because_one_says_that_it_has_too_much() {
 }
 
 #[test]
+fn a_vm_that_was_stopped_counts_for_a_minute() {
+    let mut world = World::new(two());
+    world.processes.insert("vm9".into(), Process::new(Shape::Flat(50), Nature::Honest, 40));
+    (world.process("vm0").wanted, world.process("vm1").wanted) = (100, 60);
+    world.run(1, |_| {});
+    world.processes.remove("vm9");
+    // Its memory server keeps the pages for it.
+    world.run(6, |world| assert!(world.held() <= TOTAL - 40, "{:?}", world.steps));
+    let row = |world: &World| world.planner.report(world.at).vms.into_iter().find(|vm| vm.name == "vm9");
+    assert_eq!(row(&world).map(|vm| (vm.has_bytes, vm.state)), Some((40 * UNIT, "stuck".into())));
+    world.run(1, |_| {});
+    assert_eq!((row(&world), world.process("vm0").wanted), (None, 133));
+}
+
+#[test]
+fn a_vm_that_comes_back_does_not_have_what_it_had_long_ago() {
+    let mut world = World::new(two());
+    world.run(1, |_| {});
+    world.process("vm1").wanted = 60;
+    world.replace_daemon(Duration::ZERO);
+    world.run(1, |_| {});
+    let mut process = world.processes.remove("vm1").unwrap();
+    world.run(8, |_| {});
+    process.nature = Nature::Hangs(0, 1000);
+    world.processes.insert("vm1".into(), process);
+    world.run(1, |_| {});
+    let vms = world.planner.report(world.at).vms;
+    assert_eq!(vms[1].has_bytes, TOTAL * UNIT, "nobody knows what it has now");
+}
+
+#[test]
 fn an_intent_that_cannot_be_written_is_not_executed() {
     let mut world = World::new(two());
     dies_at_the_take(&mut world, false);
