@@ -336,6 +336,14 @@ impl Planner {
         let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
         let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
         let mut resumed = intent.resumed(is_young, wanted);
+        if !is_young {
+            let takes_too_much =
+                |change: &Move| change.takes() && self.least(change).is_none_or(|least| change.to_bytes < least);
+            let kept: Vec<String> =
+                resumed.moves.iter().filter(|change| takes_too_much(change)).map(|change| change.vm.clone()).collect();
+            // Neither is the other side undone.
+            resumed.moves.retain(|change| !kept.contains(&change.vm));
+        }
         // What a balloon was to be told when the daemon died counts as told.
         for name in given.iter().filter(|name| resumed.of(name, Side::Guest).is_none()) {
             self.note_untold(name, true);
@@ -349,6 +357,15 @@ impl Planner {
             .note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
         self.stepped_at = at.now;
         self.intent = Some(resumed).filter(|intent| !intent.is_over());
+    }
+
+    /// Returns the minimum of what a change is about; `None` if nobody knows it.
+    fn least(&self, change: &Move) -> Option<u64> {
+        let limits = self.vms.get(&change.vm)?.limits?;
+        match change.side {
+            Side::Tier => Some(limits.minimum_bytes),
+            Side::Guest => Some(self.guests.get(&change.vm)?.minimum(&limits)),
+        }
     }
 
     /// Notes what the miss ratios became a window after a change.

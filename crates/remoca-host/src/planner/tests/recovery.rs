@@ -1,7 +1,9 @@
 //! A daemon that dies between two steps, and VMs that do not follow.
 
+use super::balloon::Manner;
+use super::guests::{run_round, two as two_guests};
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
-use crate::planner::{Outcome, Planner, Settings, Side};
+use crate::planner::{Intent, Move, Outcome, Planner, Settings, Side, Stage};
 use std::time::Duration;
 
 fn two() -> Vec<Process> {
@@ -48,6 +50,58 @@ fn an_old_intent_is_undone() {
     assert_eq!(world.process("vm1").wanted, 100);
     assert_eq!(world.process("vm0").wanted, 100);
     assert!(world.planner.report(world.at).decisions[0].why.contains("is undone"));
+}
+
+#[test]
+fn undoing_an_old_intent_takes_no_vm_below_its_minimum() {
+    let mut world = World::new(two());
+    world.process("vm0").limits.minimum_bytes = 120 * UNIT;
+    // It dies when the give was sent.
+    world.kills.insert(1, (false, Duration::from_secs(3600)));
+    world.run(10, |_| {});
+    assert!(world.planner.report(world.at).decisions.iter().any(|decision| decision.why.contains("a former daemon")));
+    assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+}
+
+#[test]
+fn undoing_an_old_return_takes_no_guest_below_its_minimum() {
+    let mut world = two_guests(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let (less, tier) = (world.guests["vm1"].actual, world.processes["vm1"].wanted * UNIT);
+    let more = less + 4 * UNIT;
+    let guest = world.guest("vm1");
+    (guest.target, guest.actual, guest.resident) = (more, more, more);
+    let limits = &mut world.process("vm1").limits;
+    (limits.guest_minimum_bytes, limits.minimum_bytes) = (Some(more), tier);
+    let mut record = world.planner.record();
+    record.guests.get_mut("vm1").unwrap().asked_bytes = more;
+    let change = |side, from_bytes, to_bytes, stage| Move {
+        vm: "vm1".into(),
+        side,
+        from_bytes,
+        to_bytes,
+        stage,
+        ..Move::default()
+    };
+    record.intent = Some(Intent {
+        at_s: world.at.unix_s - 3600,
+        moves: vec![
+            change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done),
+            change(Side::Guest, less, more, Stage::Begun),
+        ],
+    });
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    let steps = world.steps.len();
+    world.run(3, |_| {});
+    let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1");
+    assert!(
+        told.clone().all(|(_, step)| step.side == Side::Guest && step.bytes >= more),
+        "{:?}",
+        &world.steps[steps..]
+    );
+    // Its balloon may not have heard of it.
+    assert_eq!(told.count(), 1);
 }
 
 #[test]
