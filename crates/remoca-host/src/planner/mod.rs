@@ -94,6 +94,12 @@ impl Planner {
         if !is_same_tier {
             record = Record { decisions: record.decisions, guests: record.guests, ..Record::default() };
         }
+        for change in record.intent.iter().flat_map(|intent| &intent.moves) {
+            // It may have been done.
+            if change.side == Side::Tier && change.stage == Stage::Begun {
+                record.sizes.entry(change.vm.clone()).and_modify(|bytes| *bytes = change.to_bytes.max(*bytes));
+            }
+        }
         let reserve_bytes = settings.guests.map_or(0, |terms| terms.reserve_bytes);
         let known_total = match settings.total_bytes {
             0 => record.total_bytes,

@@ -182,6 +182,20 @@ fn a_vm_that_was_stopped_counts_for_a_minute() {
 }
 
 #[test]
+fn a_vm_that_dies_with_the_daemon_has_what_it_was_given_last() {
+    let mut world = World::new(two());
+    world.process("vm0").nature = Nature::Dies(3);
+    world.kills.insert(1, (false, Duration::from_secs(3600)));
+    world.run(3, |_| {});
+    assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+    let has = |world: &World| world.planner.report(world.at).vms[0].has_bytes;
+    assert_eq!(has(&world), 133 * UNIT);
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(1, |_| {});
+    assert_eq!(has(&world), 133 * UNIT, "by the record");
+}
+
+#[test]
 fn a_vm_that_comes_back_does_not_have_what_it_had_long_ago() {
     let mut world = World::new(two());
     world.run(1, |_| {});
