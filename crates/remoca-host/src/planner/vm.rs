@@ -28,8 +28,9 @@ pub(super) struct KnownVm {
     pub(super) curve: Result<Curve, String>,
     /// Number of full answers of this process.
     readings: u32,
-    /// When the newest full answer came, with the blocks read until then.
+    /// When its rate of reads was brought up to date last, and the blocks read until then.
     read_at: Duration,
+    read_blocks: u64,
     /// When its guest read something last.
     active_at: Duration,
     reads_per_s: Option<f64>,
@@ -56,6 +57,7 @@ impl KnownVm {
             curve: Err("it has not told its curve yet".into()),
             readings: 0,
             read_at: now,
+            read_blocks: 0,
             active_at: now,
             reads_per_s: None,
             silent: Some("it has not answered yet".into()),
@@ -137,24 +139,21 @@ impl KnownVm {
 
     /// Brings the rate of reads up to date.
     fn note_reads(&mut self, now: Duration, reading: &Reading, is_same: bool) {
-        let before = self.reading.as_ref().filter(|_| is_same);
         let seconds = now.saturating_sub(self.read_at).as_secs_f64();
-        match before.map(|before| reading.blocks_read.saturating_sub(before.blocks_read)) {
-            Some(blocks) if seconds >= 1. => {
-                if blocks > 0 {
-                    self.active_at = now;
-                }
-                let rate = blocks as f64 / seconds;
-                self.reads_per_s = Some(self.reads_per_s.map_or(rate, |mean| mean + (rate - mean) * RATE_SHARE));
-                self.read_at = now;
+        if !is_same {
+            self.reads_per_s = self.curve.as_ref().ok().and_then(|curve| curve.reads_per_s);
+        } else if seconds >= 1. {
+            let blocks = reading.blocks_read.saturating_sub(self.read_blocks);
+            if blocks > 0 {
+                self.active_at = now;
             }
+            let rate = blocks as f64 / seconds;
+            self.reads_per_s = Some(self.reads_per_s.map_or(rate, |mean| mean + (rate - mean) * RATE_SHARE));
+        } else {
             // Too short a time: the blocks count next time.
-            Some(_) => {}
-            None => {
-                self.read_at = now;
-                self.reads_per_s = self.curve.as_ref().ok().and_then(|curve| curve.reads_per_s);
-            }
+            return;
         }
+        (self.read_at, self.read_blocks) = (now, reading.blocks_read);
     }
 
     /// Forgets the curve, which was asked for in other units.
@@ -254,5 +253,30 @@ impl KnownVm {
                 _ => Standing::Keeps,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::Resource;
+    use crate::testing::status;
+
+    #[test]
+    fn blocks_that_are_read_between_close_looks_count() {
+        let mut vm = KnownVm::new(Duration::ZERO, None);
+        let mut look = |ms: u64, blocks_read: u64| {
+            let reading = Reading::new("a", Resource::Cache, &status("a", 0, 0), None).unwrap();
+            let now = Duration::from_millis(ms);
+            vm.hear(now, Answer::Read(Box::new(Reading { blocks_read, ..reading })));
+            (vm.reads_per_s(), now.saturating_sub(vm.active_at))
+        };
+        assert_eq!(look(0, 100), (None, Duration::ZERO));
+        assert_eq!(look(900, 190).0, None);
+        assert_eq!(look(1500, 250), (Some(100.), Duration::ZERO));
+        // All of them were read between looks that are close to each other.
+        assert_eq!(look(2300, 450).0, Some(100.));
+        assert_eq!(look(2500, 450), (Some(125.), Duration::ZERO));
+        assert_eq!(look(3500, 450), (Some(93.75), Duration::from_secs(1)));
     }
 }
