@@ -4,6 +4,7 @@ use crate::curve::Curve;
 use crate::planner::Outcome;
 use crate::reading::{Answer, Reading};
 use crate::resource::Resource;
+use crate::text::shortened;
 use remoca_io::control::call_within;
 use remoca_protocol::control::{Command, CurveGrid, Reply, Status};
 use std::io;
@@ -36,13 +37,21 @@ pub fn ask_all(places: &[Place<'_>], resource: Resource, grid: Option<CurveGrid>
     places.chunks(ASKED_AT_A_TIME_MAX).flat_map(batch).collect()
 }
 
+/// Sends a command to a process. Returns its reply, with the beginning of what it says of an error.
+fn call(socket: &Path, command: Command, patience: Duration) -> io::Result<Reply> {
+    match call_within(socket, command, patience) {
+        Ok(Reply::Error { error }) => Ok(Reply::Error { error: shortened(error) }),
+        reply => reply,
+    }
+}
+
 fn ask((name, socket): Place<'_>, resource: Resource, grid: Option<CurveGrid>) -> Answer {
-    let status = match call_within(socket, Command::Status, PATIENCE) {
+    let status = match call(socket, Command::Status, PATIENCE) {
         Ok(Reply::Status(status)) => status,
         other => return silence(other),
     };
     let grid = grid.map(|grid| resource.grid(&status, grid));
-    let curve = grid.map(|grid| match call_within(socket, Command::Curve { disk: None, grid: Some(grid) }, PATIENCE) {
+    let curve = grid.map(|grid| match call(socket, Command::Curve { disk: None, grid: Some(grid) }, PATIENCE) {
         Ok(Reply::Curve(curve)) => resource.says_enough(&status, &curve).and_then(|()| {
             let mut curve = Curve::new(&curve, grid)?;
             curve.saved_us = resource.saved_us(&status).or(curve.saved_us);
@@ -95,7 +104,7 @@ fn silence(answer: io::Result<Reply>) -> Answer {
 /// Gives the VM a size.
 #[must_use]
 pub fn set((name, socket): Place<'_>, resource: Resource, bytes: u64) -> Outcome {
-    match call_within(socket, resource.command(bytes), SET_PATIENCE) {
+    match call(socket, resource.command(bytes), SET_PATIENCE) {
         Ok(Reply::Status(status)) => Outcome::Answered(read(name, resource, &status, None)),
         Ok(Reply::Error { error }) => Outcome::Refused(error),
         Ok(Reply::Curve(_)) => Outcome::Unknown("it answers with something else than its status".into()),
@@ -103,5 +112,32 @@ pub fn set((name, socket): Place<'_>, resource: Resource, bytes: u64) -> Outcome
             Outcome::NotSent("its process was killed".into())
         }
         Err(error) => Outcome::Unknown(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text::CHARACTERS_MAX;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn long_words_of_a_process_are_cut() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("a.ctl");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let words = "\u{fc}".repeat(1 << 20);
+        let answer = format!("{{\"error\":\"{words}\"}}\n");
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+                (&stream).write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let place: Place<'_> = ("a", &socket);
+        let short = "\u{fc}".repeat(CHARACTERS_MAX);
+        assert_eq!(ask_all(&[place], Resource::Cache, None), [Answer::Silent(short.clone())]);
+        assert_eq!(set(place, Resource::Cache, 1), Outcome::Refused(short));
     }
 }

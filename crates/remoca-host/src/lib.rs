@@ -20,3 +20,4 @@ pub mod resource;
 pub mod socket;
 #[cfg(test)]
 mod testing;
+mod text;

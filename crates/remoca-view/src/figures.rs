@@ -131,15 +131,30 @@ impl Figures {
         Self { name, cache_bytes, used_bytes, server, pool_at, failed_flushes, ..self }
     }
 
-    /// Returns the figures of all VMs together, for the last line.
+    /// Returns the figures of all VMs together, for the last line: those of intervals as if each were as long as the longest. What a VM
+    /// without an interval did since its start has a part only if all are such.
     pub fn total(all: &[Self]) -> Option<Self> {
-        let (first, others) = all.split_first()?;
-        let mut total = Self { name: "TOTAL".into(), pool_at: None, failed_flushes: Vec::new(), ..first.clone() };
-        total.agent = Agent::NoPort;
-        total.server = ServerState::None;
-        for vm in others {
-            total.since_start |= vm.since_start;
-            total.seconds = total.seconds.max(vm.seconds);
+        let since_start = all.iter().all(|vm| vm.since_start);
+        let counted = all.iter().filter(|vm| vm.since_start == since_start);
+        let seconds = counted.map(|vm| vm.seconds).fold(0.0, f64::max);
+        let part = |vm: &Self| match vm.since_start {
+            _ if since_start => vm.clone(),
+            false if vm.seconds > 0.0 => vm.times(seconds / vm.seconds),
+            _ => vm.times(0.0),
+        };
+        let mut parts = all.iter().map(part);
+        let first = parts.next()?;
+        let mut total = Self {
+            name: "TOTAL".into(),
+            since_start,
+            seconds,
+            agent: Agent::NoPort,
+            server: ServerState::None,
+            pool_at: None,
+            failed_flushes: Vec::new(),
+            ..first
+        };
+        for vm in parts {
             total.disks_attached += vm.disks_attached;
             total.disks += vm.disks;
             total.cache_bytes = sum(total.cache_bytes, vm.cache_bytes, |one, other| one + other);
@@ -157,6 +172,32 @@ impl Figures {
             total.known += vm.known;
         }
         Some(total)
+    }
+
+    /// Returns the figures with counts and times that are `factor` times as large.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "for people to read"
+    )]
+    fn times(&self, factor: f64) -> Self {
+        let times = |count: u64| (count as f64 * factor).round() as u64;
+        let taken = |taken: Taken| Taken { count: times(taken.count), sum_ns: times(taken.sum_ns) };
+        Self {
+            reads: times(self.reads),
+            read_bytes: times(self.read_bytes),
+            writes: times(self.writes),
+            written_bytes: times(self.written_bytes),
+            hit_blocks: times(self.hit_blocks),
+            read_blocks: times(self.read_blocks),
+            hits: taken(self.hits),
+            disk_reads: taken(self.disk_reads),
+            saved_s: self.saved_s.filter(|_| factor > 0.0).map(|saved_s| saved_s * factor),
+            evicted: times(self.evicted),
+            known: times(self.known),
+            ..self.clone()
+        }
     }
 
     /// Returns the share of the blocks read that needed no disk, or `None` without reads.
@@ -422,5 +463,32 @@ mod tests {
         assert_eq!((total.hit_ratio(), total.saved_s), (Some(0.25), Some(0.004)));
         assert_eq!((total.cache_bytes, total.disks, total.pool_at), (Some(16384), 2, None));
         assert_eq!(Figures::total(&[]), None);
+    }
+
+    #[test]
+    fn a_total_of_intervals_has_their_rates_and_nothing_from_before_them() {
+        let vm = |since_start, seconds, reads, cache| Figures {
+            since_start,
+            seconds,
+            reads,
+            hit_blocks: reads,
+            read_blocks: 2 * reads,
+            hits: Taken { count: reads, sum_ns: 1000 * reads },
+            saved_s: Some(1.0),
+            cache_bytes: Some(cache),
+            disks: 1,
+            ..Figures::default()
+        };
+        // One that missed a look, and one that has just come, or was upgraded after days.
+        let all = [vm(true, 1e6, 1_000_000, 1), vm(false, 5.0, 500, 2), vm(false, 10.0, 200, 4)];
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let total = Figures::total(&order.map(|at| all[at].clone())).unwrap();
+            assert_eq!((total.since_start, total.seconds, total.each_second(total.reads)), (false, 10.0, 120.0));
+            assert_eq!((total.hit_blocks, total.read_blocks, total.hits.count), (1200, 2400, 1200));
+            assert_eq!((total.hits.mean_us(), total.saved_s), (Some(1.0), Some(3.0)));
+            assert_eq!((total.cache_bytes, total.disks), (Some(7), 3), "what they have");
+        }
+        let since_start = Figures::total(&[all[0].clone(), vm(true, 10.0, 5, 1)]).unwrap();
+        assert_eq!((since_start.since_start, since_start.reads), (true, 1_000_005));
     }
 }

@@ -89,27 +89,29 @@ impl Lately {
 /// Counts of one VM over the last ten minutes and a little more, and its newest status.
 #[derive(Default)]
 pub struct Past {
-    /// Counts since the start of the program, with the times at which they were read.
-    kept: VecDeque<(f64, Lately)>,
+    /// Counts since the start of the program.
+    kept: VecDeque<Lately>,
     newest: Option<Status>,
 }
 
 impl Past {
-    /// Adds a status taken at `now_s`. Returns the counts of the last minutes, and the status before if the same program reported
-    /// it.
-    pub fn add(&mut self, status: &Status, now_s: f64) -> (Lately, Option<Status>) {
+    /// Adds a status. Returns the counts of the last minutes, by the clock of its program, and the status before if the same program
+    /// reported it.
+    pub fn add(&mut self, status: &Status) -> (Lately, Option<Status>) {
         if self.newest.as_ref().is_some_and(|newest| !is_same_program(newest, status)) {
             *self = Self::default();
         }
-        let baseline = self.kept.iter().take_while(|(taken_s, _)| now_s - taken_s >= WINDOW_S).count();
-        self.kept.drain(..baseline.saturating_sub(1));
         let counts = Lately::of(status);
+        let passed_s = |earlier: &Lately| counts.seconds - earlier.seconds;
+        let baseline = self.kept.iter().take_while(|earlier| passed_s(earlier) >= WINDOW_S).count();
+        let is_due = self.kept.back().is_none_or(|newest| passed_s(newest) >= STEP_S);
+        self.kept.drain(..baseline.saturating_sub(1));
         let lately = match self.kept.front().filter(|_| baseline > 0) {
-            Some((_, earlier)) => counts.since(earlier),
+            Some(earlier) => counts.since(earlier),
             None => counts.clone(),
         };
-        if self.kept.back().is_none_or(|(taken_s, _)| now_s - taken_s >= STEP_S) {
-            self.kept.push_back((now_s, counts));
+        if is_due {
+            self.kept.push_back(counts);
         }
         (lately, self.newest.replace(status.clone()))
     }
@@ -128,29 +130,28 @@ mod tests {
     #[test]
     fn old_faults_are_forgotten_after_ten_minutes() {
         let mut past = Past::default();
-        let (first, before) = past.add(&at(5000.0, 7), 0.0);
+        let (first, before) = past.add(&at(5000.0, 7));
         assert!(first.is_since_start && first.wrong_pages == 7 && before.is_none());
         assert_eq!(first.period(), "in the 83m since its start");
         for number in 1..=119 {
-            let now_s = f64::from(number) * 5.0;
-            let (lately, before) = past.add(&at(5000.0 + now_s, 7), now_s);
+            let (lately, before) = past.add(&at(5000.0 + f64::from(number) * 5.0, 7));
             assert!(lately.is_since_start && before.is_some(), "{number}");
         }
-        let (lately, _) = past.add(&at(5600.0, 9), 600.0);
+        let (lately, _) = past.add(&at(5600.0, 9));
         assert_eq!(
             (lately.is_since_start, lately.wrong_pages, lately.period().as_str()),
             (false, 2, "in the last 10m")
         );
         assert!(past.kept.len() <= 32, "{}", past.kept.len());
-        let (lately, _) = past.add(&at(6300.0, 9), 1300.0);
+        let (lately, _) = past.add(&at(6300.0, 9));
         assert_eq!(lately.wrong_pages, 0, "what was seen ten minutes ago");
     }
 
     #[test]
     fn another_program_begins_anew() {
         let mut past = Past::default();
-        past.add(&at(100.0, 7), 0.0);
-        let (lately, before) = past.add(&at(1.0, 1), 5.0);
+        past.add(&at(100.0, 7));
+        let (lately, before) = past.add(&at(1.0, 1));
         assert!(lately.is_since_start && lately.wrong_pages == 1 && before.is_none());
     }
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// One look at all VMs of a host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -49,8 +50,8 @@ pub struct Taker {
     taken: u64,
     host: String,
     pasts: BTreeMap<PathBuf, Known>,
-    /// When each process was asked for its curve last, in seconds since 1970, whether or not it answered.
-    curves_asked_s: BTreeMap<PathBuf, f64>,
+    /// When each process was asked for its curve last, whether or not it answered.
+    curves_asked: BTreeMap<PathBuf, Instant>,
 }
 
 /// What is known of a VM from before.
@@ -80,15 +81,16 @@ impl Taker {
         self.taken > 0
     }
 
-    /// Returns those of `sockets` that are to be asked for their curve at `now_s`: at most `count` of them, which were asked longest
-    /// ago, and `age_s` before that or earlier. One that hangs or has no curve has its turn as all others.
-    pub fn curves_to_ask(&mut self, sockets: &[PathBuf], now_s: f64, age_s: f64, count: usize) -> Vec<PathBuf> {
-        self.curves_asked_s.retain(|socket, _| sockets.contains(socket));
-        let asked_s = |socket: &PathBuf| self.curves_asked_s.get(socket).copied().unwrap_or(f64::MIN);
-        let mut old: Vec<_> = sockets.iter().filter(|socket| asked_s(socket) <= now_s - age_s).cloned().collect();
-        old.sort_by(|one, other| asked_s(one).total_cmp(&asked_s(other)));
+    /// Returns those of `sockets` that are to be asked for their curve `now`: at most `count` of them, which were asked longest ago, and
+    /// `age` before that or earlier. One that hangs or has no curve has its turn as all others.
+    pub fn curves_to_ask(&mut self, sockets: &[PathBuf], now: Instant, age: Duration, count: usize) -> Vec<PathBuf> {
+        self.curves_asked.retain(|socket, _| sockets.contains(socket));
+        let asked = |socket: &PathBuf| self.curves_asked.get(socket).copied();
+        let is_old = |socket: &&PathBuf| asked(socket).is_none_or(|at| now.saturating_duration_since(at) >= age);
+        let mut old: Vec<_> = sockets.iter().filter(is_old).cloned().collect();
+        old.sort_by_key(|socket| asked(socket));
         old.truncate(count);
-        self.curves_asked_s.extend(old.iter().map(|socket| (socket.clone(), now_s)));
+        self.curves_asked.extend(old.iter().map(|socket| (socket.clone(), now)));
         old
     }
 
@@ -138,7 +140,7 @@ impl Known {
         let stem = || answer.socket.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let (status, silence, lately) = match answer.status {
             Ok(status) => {
-                let (lately, before) = self.past.add(&status, now_s);
+                let (lately, before) = self.past.add(&status);
                 self.name = Some(status.name.clone());
                 let figures = Figures::of(&status, None);
                 let recent = before.map(|before| Figures::of(&status, Some(&before)));
@@ -237,18 +239,32 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_is_set_back_hides_nothing_of_the_last_minutes() {
+        let mut taker = Taker::default();
+        let mut take = |uptime_s: f64, now_s: f64| {
+            let status = Status { uptime_s, ..full_status(1, 10) };
+            taker.next(vec![answer("/a.ctl", Ok(status))], now_s, None).vms.remove(0).lately
+        };
+        for step in 0..=30 {
+            assert!(take(100.0 + f64::from(step) * 20.0, 5000.0 - f64::from(step)).is_since_start == (step < 30));
+        }
+    }
+
+    #[test]
     fn curves_are_read_in_turn() {
         let sockets: Vec<PathBuf> = ["/a", "/b", "/c"].map(PathBuf::from).to_vec();
         let mut taker = Taker::default();
-        let mut ask = |now_s: f64, count: usize| taker.curves_to_ask(&sockets, now_s, 60.0, count);
-        assert_eq!(ask(100.0, 2), sockets[..2]);
-        assert_eq!(ask(105.0, 2), sockets[2..], "the others were asked, though none has answered");
-        assert!(ask(159.0, 3).is_empty());
-        assert_eq!(ask(160.0, 1), sockets[..1]);
-        assert_eq!(ask(165.0, 1), sockets[1..2]);
-        assert_eq!(ask(170.0, 3), sockets[2..]);
-        assert!(taker.curves_to_ask(&sockets[1..], 175.0, 60.0, 3).is_empty());
-        assert_eq!(taker.curves_to_ask(&sockets, 180.0, 60.0, 3), sockets[..1], "it went, and has come again");
+        let (began, minute) = (Instant::now(), Duration::from_secs(60));
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut ask = |seconds, count: usize| taker.curves_to_ask(&sockets, at(seconds), minute, count);
+        assert_eq!(ask(0, 2), sockets[..2]);
+        assert_eq!(ask(5, 2), sockets[2..], "the others were asked, though none has answered");
+        assert!(ask(59, 3).is_empty());
+        assert_eq!(ask(60, 1), sockets[..1]);
+        assert_eq!(ask(65, 1), sockets[1..2]);
+        assert_eq!(ask(70, 3), sockets[2..]);
+        assert!(taker.curves_to_ask(&sockets[1..], at(75), minute, 3).is_empty());
+        assert_eq!(taker.curves_to_ask(&sockets, at(80), minute, 3), sockets[..1], "it went, and has come again");
     }
 
     #[test]

@@ -7,12 +7,12 @@ use rustix::process::{Resource, Rlimit};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
-/// Age at which a miss-ratio curve is read again, in seconds. A curve changes about once a minute.
-const CURVE_AGE_S: f64 = 60.0;
+/// Age at which a miss-ratio curve is read again. A curve changes about once a minute.
+const CURVE_AGE: Duration = Duration::from_secs(60);
 
 /// Finds the control sockets of the VM processes that run now.
 pub type Sockets = Box<dyn Fn() -> Vec<PathBuf> + Send>;
@@ -46,10 +46,10 @@ impl Watch {
         sockets.dedup();
         // All curves are read in turn, a few for each snapshot.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
-        let share = (sockets.len() as f64 * self.interval.as_secs_f64() / CURVE_AGE_S).ceil() as usize;
+        let share = (sockets.len() as f64 * self.interval.div_duration_f64(CURVE_AGE)).ceil() as usize;
         let is_first = !self.taker.has_taken();
         let share = if is_first { sockets.len() } else { share.max(1) };
-        let curves = self.taker.curves_to_ask(&sockets, unix_s(), CURVE_AGE_S, share);
+        let curves = self.taker.curves_to_ask(&sockets, Instant::now(), CURVE_AGE, share);
         let (answers, report) = tokio::join!(self.asker.ask(&sockets, &curves), self.host.ask());
         self.taker.next(answers, unix_s(), report)
     }

@@ -6,6 +6,7 @@
 
 use super::address::Address;
 use super::monitor::{GuestMemory, Monitor, Unusable};
+use crate::text::shortened;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -224,8 +225,12 @@ impl Monitors {
         known.monitor = Some(monitor);
         known.is_prompt = was_prompt;
         match result {
-            Answer::Read(said) if known.next_bytes.is_none() => known.latest = Some((at, said)),
-            Answer::Set(bytes, Err(why)) if known.next_bytes.is_none() => self.failed.push((vm.clone(), bytes, why)),
+            Answer::Read(said) if known.next_bytes.is_none() => {
+                known.latest = Some((at, said.map_err(Unusable::shortened)));
+            }
+            Answer::Set(bytes, Err(why)) if known.next_bytes.is_none() => {
+                self.failed.push((vm.clone(), bytes, shortened(why)));
+            }
             Answer::Read(_) | Answer::Set(..) => {}
         }
         if let Some(bytes) = known.next_bytes {

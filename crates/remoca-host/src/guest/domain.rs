@@ -1,7 +1,7 @@
 //! What libvirt tells of a domain: its XML, and the lines of `virsh domstats`.
 
 use super::monitor::Unusable;
-use super::statistics::Told;
+use super::statistics::{Told, is_often_enough};
 use roxmltree::{Document, Node};
 
 const PAGE_KIB: u64 = 4;
@@ -14,7 +14,7 @@ pub(super) struct Domain {
     pub name: String,
     pub uuid: String,
     pub boot_bytes: u64,
-    /// Whether its balloon driver is asked for statistics.
+    /// Whether its balloon driver is asked for statistics often enough.
     pub has_statistics: bool,
     /// Why its memory is not to be moved.
     unusable: Option<Unusable>,
@@ -34,7 +34,7 @@ impl Domain {
             name: text("name")?,
             uuid: text("uuid")?,
             boot_bytes: bytes(child(root, "memory").ok_or("its XML has no <memory>")?)?,
-            has_statistics: period.is_some_and(|period| period != "0"),
+            has_statistics: period.is_some_and(|period| period.parse().is_ok_and(is_often_enough)),
             unusable: unusable(root, balloon),
         })
     }
@@ -135,9 +135,15 @@ mod tests {
 
     #[test]
     fn a_domain_is_read() {
-        let found = domain("", "<memballoon model='virtio'><stats period='5'/></memballoon>").unwrap();
+        let with_period = |period: &str| {
+            domain("", &format!("<memballoon model='virtio'><stats period='{period}'/></memballoon>")).unwrap()
+        };
+        let found = with_period("2");
         assert_eq!((found.name.as_str(), found.uuid.as_str(), found.boot_bytes), ("web1", "4f-a", 1 << 30));
-        assert!(found.has_statistics && found.check().is_ok());
+        assert!(found.has_statistics && found.check().is_ok() && with_period("1").has_statistics);
+        for period in ["0", "3", "300", "-1", "x"] {
+            assert!(!with_period(period).has_statistics, "{period}");
+        }
         assert!(!domain("", "").unwrap().has_statistics);
         for broken in
             ["", "<domain>", "<domain/>", "<domain><name>a</name></domain>", "<!DOCTYPE a [<!ENTITY b 'c'>]><a/>"]

@@ -1,5 +1,6 @@
 //! What a monitor tells, and does.
 
+use crate::text::shortened;
 use remoca_protocol::control::{PortStatus, Status};
 
 /// Age at which the agent's report says nothing about now. An agent that runs reports at least every ten seconds.
@@ -86,6 +87,14 @@ impl Unusable {
     pub fn why(&self) -> &str {
         match self {
             Self::Advised(why) | Self::Silent(why) => why,
+        }
+    }
+
+    /// Returns this with the beginning of the reason.
+    pub(super) fn shortened(self) -> Self {
+        match self {
+            Self::Advised(why) => Self::Advised(shortened(why)),
+            Self::Silent(why) => Self::Silent(shortened(why)),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each look connects anew, so that the monitor is free for others in between.
 
 use super::monitor::{GuestMemory, Monitor, Unusable, checked};
-use super::statistics::{PERIOD_S, Statistics, Told};
+use super::statistics::{PERIOD_S, Statistics, Told, is_often_enough};
 
 use remoca_qmp::{Error, Limit, Qmp};
 use serde_json::{Value, json};
@@ -166,12 +166,13 @@ impl Asked<'_> {
         }
     }
 
-    /// Returns what the guest told last. Has it tell from now on, if it does not yet.
+    /// Returns what the guest told last. Has it tell often enough from now on, if it does not yet.
     fn told(&mut self, devices: &[Device]) -> Result<Told, Unusable> {
         let Some(balloon) = devices.iter().find(|device| device.kind.starts_with("virtio-balloon")) else {
             return Ok(Told::default());
         };
-        if self.property(&balloon.path, "guest-stats-polling-interval")?.as_u64() == Some(0) {
+        let period = self.property(&balloon.path, "guest-stats-polling-interval")?;
+        if period.as_u64().is_some_and(|period| !is_often_enough(period)) {
             let period = json!({ "path": balloon.path, "property": "guest-stats-polling-interval", "value": PERIOD_S });
             match self.qmp.execute("qom-set", period) {
                 Ok(_) => {}

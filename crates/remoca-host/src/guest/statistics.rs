@@ -5,6 +5,12 @@ use std::time::{Duration, Instant};
 
 /// How often the guest is to tell, in seconds.
 pub(super) const PERIOD_S: u32 = 2;
+
+/// Returns whether a guest that tells each `period_s` seconds need not tell more often. It tells nothing with 0.
+pub(super) fn is_often_enough(period_s: u64) -> bool {
+    (1..=u64::from(PERIOD_S)).contains(&period_s)
+}
+
 /// Age at which statistics say nothing about now. A guest under pressure may be late, but not as late.
 const STALE_AFTER: Duration = Duration::from_secs(30);
 

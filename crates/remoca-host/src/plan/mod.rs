@@ -24,7 +24,8 @@ impl Plan {
         let floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
         let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
         let mut division = Division { subjects, floors: &floors, memory, held: vec![None; subjects.len()] };
-        if !division.fits(&targets) {
+        let has = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
+        if has > memory.total_bytes && !division.fits(&targets) {
             // The total comes before what VMs without a curve have.
             for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| matches!(vm.standing, Standing::Keeps)) {
                 targets[at] = vm.has.min(baseline[at]);

@@ -107,8 +107,8 @@ impl Planner {
         let mut tiers: BTreeMap<&String, (u64, u64)> = BTreeMap::new();
         for (name, vm) in &self.vms {
             let is_fixed = vm.reading.as_ref().is_none_or(|reading| reading.fixed.is_some());
-            // One whose file has a mistake may have a minimum.
-            let Ok(limits) = &vm.limits else { continue };
+            // One whose file could never be read may have a minimum.
+            let Some(limits) = &vm.limits else { continue };
             if vm.silent.is_none() && !is_fixed {
                 let has = vm.counted(memory);
                 let least = limits.minimum_bytes.next_multiple_of(memory.unit_bytes).max(memory.unit_bytes);

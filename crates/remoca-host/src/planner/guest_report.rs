@@ -32,7 +32,7 @@ impl Planner {
     fn absent_guests(&self) -> Vec<String> {
         let lacks = |sizes: &GuestRecord| sizes.taken() > 0 || sizes.is_untold;
         let records = self.guest_records().into_iter();
-        records.filter(|(name, sizes)| lacks(sizes) && !self.vms.contains_key(name)).map(|(name, _)| name).collect()
+        records.filter(|(name, sizes)| lacks(sizes) && !self.guests.contains_key(name)).map(|(name, _)| name).collect()
     }
 
     /// Returns what the round is about, or when the next one comes.

@@ -181,11 +181,11 @@ impl KnownGuest {
         }
     }
 
-    /// Returns what it has or will have: the balloon may be behind, and the guest may have taken some back by itself.
+    /// Returns what it has or will have: the balloon may be behind, the guest may have taken some back by itself, and somebody else may have
+    /// given it more than it had at first.
     pub(super) fn has(&self) -> u64 {
-        let sizes = self.sizes.unwrap_or_default();
         let actual = self.memory.map_or(0, |memory| memory.actual_bytes);
-        sizes.asked_bytes.max(actual.min(sizes.base_bytes))
+        self.sizes.unwrap_or_default().asked_bytes.max(actual)
     }
 
     /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if nothing is missing.
@@ -237,6 +237,10 @@ impl KnownGuest {
         }
         let memory = self.memory?;
         let sizes = self.sizes?;
+        if memory.actual_bytes > sizes.home_bytes {
+            // Somebody else gave it more, and the host has not seen that in it: it would count as nothing, and not be given back.
+            return None;
+        }
         let step = (sizes.home_bytes / STEP_SHARE).min(STEP_MAX).max(unit) / unit * unit;
         let step = step.min(self.could_lend(limits) / unit * unit);
         let is_short = memory.available_bytes.is_some_and(|available| available < available_min(memory) + step);
@@ -250,7 +254,7 @@ impl KnownGuest {
     pub(super) fn rebase(&mut self) {
         let (Some(sizes), Some(memory)) = (&mut self.sizes, self.memory) else { return };
         let actual = memory.actual_bytes;
-        if sizes.taken() == 0 {
+        if sizes.taken() == 0 || actual > sizes.base_bytes {
             sizes.base_bytes = actual.min(sizes.home_bytes);
             sizes.asked_bytes = sizes.base_bytes;
         } else {

@@ -1,6 +1,6 @@
 //! What goes into the planner and comes out of it.
 
-use super::moves::{Intent, Move, Side};
+use super::moves::{Intent, Move, Side, Stage};
 use crate::limits::Limits;
 use crate::plan::{Memory, Policy};
 use crate::reading::Answer;
@@ -136,6 +136,19 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reliefs: Vec<Move>,
     pub decisions: Vec<HostDecision>,
+}
+
+impl Record {
+    /// Leaves to a later daemon what guests were promised, and unless the intent `goes_on` what they were to get by that: it counts as
+    /// given, and their balloons may not have heard of it.
+    pub(super) fn leave_guests(&mut self, goes_on: bool) {
+        let moves = self.intent.iter().filter(|_| !goes_on).flat_map(|intent| &intent.moves);
+        let is_given = |change: &&Move| change.side == Side::Guest && change.stage == Stage::Begun && !change.takes();
+        for change in moves.filter(is_given).chain(&self.reliefs) {
+            self.guests.entry(change.vm.clone()).and_modify(|sizes| sizes.is_untold = true);
+        }
+        self.reliefs.clear();
+    }
 }
 
 /// A VM whose control socket was found, with what is known of it.

@@ -84,13 +84,22 @@ pub struct Planner {
 impl Planner {
     /// Returns a planner that goes on from the record of a former daemon.
     #[must_use]
-    pub fn new(settings: Settings, record: Record) -> Self {
-        // Sizes of another tier say nothing about this one. What guests have does not depend on it.
-        let record = match record.resource == settings.resource {
-            true => record,
-            false => Record { decisions: record.decisions, guests: record.guests, ..Record::default() },
-        };
+    pub fn new(settings: Settings, mut record: Record) -> Self {
         let is_moved = settings.applies && settings.guests.is_some();
+        let is_same_tier = record.resource == settings.resource;
+        if !is_moved || !is_same_tier {
+            record.leave_guests(is_same_tier);
+        }
+        // Sizes of another tier say nothing about this one. What guests have does not depend on it.
+        if !is_same_tier {
+            record = Record { decisions: record.decisions, guests: record.guests, ..Record::default() };
+        }
+        for change in record.intent.iter().flat_map(|intent| &intent.moves) {
+            // It may have been done.
+            if change.side == Side::Tier && change.stage == Stage::Begun {
+                record.sizes.entry(change.vm.clone()).and_modify(|bytes| *bytes = change.to_bytes.max(*bytes));
+            }
+        }
         let reserve_bytes = settings.guests.map_or(0, |terms| terms.reserve_bytes);
         let known_total = match settings.total_bytes {
             0 => record.total_bytes,
@@ -114,12 +123,7 @@ impl Planner {
             round: if is_moved { record.round } else { Round::default() },
             phase_began: None,
             // Their balloons can be told again.
-            reliefs: record
-                .reliefs
-                .into_iter()
-                .filter(|_| is_moved)
-                .map(|relief| Move { stage: Stage::Planned, ..relief })
-                .collect(),
+            reliefs: record.reliefs.into_iter().map(|relief| Move { stage: Stage::Planned, ..relief }).collect(),
             back: None,
             guests_looked_at: Duration::ZERO,
             known_total,
@@ -134,7 +138,7 @@ impl Planner {
         CurveGrid { first_bytes: 0, step_bytes: memory.unit_bytes, count }
     }
 
-    /// Takes what all control sockets answered. VMs without one are gone. Plans, if nothing is under way.
+    /// Takes what all control sockets answered. VMs without one are gone, and count for a while. Plans, if nothing is under way.
     pub fn hear_all(&mut self, at: Moment, all: Vec<Heard>) {
         self.looked_at = Some(at.now);
         self.note_phase(at);
@@ -142,15 +146,24 @@ impl Planner {
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
         for name in gone {
             self.drop_moves(at, &name, "the VM is gone");
-            self.vms.remove(&name);
-            if let Some(sizes) = self.guests.remove(&name).and_then(|guest| guest.sizes) {
-                self.guests_recorded.insert(name, sizes);
+            let guest = self.guests.remove(&name);
+            let lent = guest.as_ref().map_or(0, KnownGuest::lent);
+            if let Some(sizes) = guest.and_then(|guest| guest.sizes) {
+                self.guests_recorded.insert(name.clone(), sizes);
+            }
+            let is_over = self.vms.get_mut(&name).is_none_or(|vm| {
+                vm.stop(at.now, lent);
+                vm.is_absent(at.now)
+            });
+            if is_over {
+                self.vms.remove(&name);
+                self.recorded.remove(&name);
             }
         }
         for Heard { vm, limits, answer } in all {
             let recorded = self.recorded.get(&vm).copied();
             let known = self.vms.entry(vm.clone()).or_insert_with(|| KnownVm::new(at.now, recorded));
-            known.limits = limits;
+            known.hear_limits(limits);
             self.hear(at, &vm, answer);
         }
         self.guests_looked_at = at.now;
@@ -329,6 +342,14 @@ impl Planner {
         let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
         let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
         let mut resumed = intent.resumed(is_young, wanted);
+        if !is_young {
+            let takes_too_much =
+                |change: &Move| change.takes() && self.least(change).is_none_or(|least| change.to_bytes < least);
+            let kept: Vec<String> =
+                resumed.moves.iter().filter(|change| takes_too_much(change)).map(|change| change.vm.clone()).collect();
+            // Neither is the other side undone.
+            resumed.moves.retain(|change| !kept.contains(&change.vm));
+        }
         // What a balloon was to be told when the daemon died counts as told.
         for name in given.iter().filter(|name| resumed.of(name, Side::Guest).is_none()) {
             self.note_untold(name, true);
@@ -342,6 +363,15 @@ impl Planner {
             .note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
         self.stepped_at = at.now;
         self.intent = Some(resumed).filter(|intent| !intent.is_over());
+    }
+
+    /// Returns the minimum of what a change is about; `None` if nobody knows it.
+    fn least(&self, change: &Move) -> Option<u64> {
+        let limits = self.vms.get(&change.vm)?.limits?;
+        match change.side {
+            Side::Tier => Some(limits.minimum_bytes),
+            Side::Guest => Some(self.guests.get(&change.vm)?.minimum(&limits)),
+        }
     }
 
     /// Notes what the miss ratios became a window after a change.

@@ -161,7 +161,7 @@ impl Planner {
         let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
         let is_left = vm.ignored_until.is_some_and(|until| now < until);
         let is_fixed = vm.reading.as_ref().is_none_or(|reading| reading.fixed.is_some());
-        if is_left || is_fixed { None } else { vm.limits.as_ref().ok().copied() }
+        vm.limits.filter(|_| !is_left && !is_fixed)
     }
 
     fn lends_too_long(&self, at: Moment) -> bool {

@@ -42,7 +42,11 @@ impl Planner {
             if give.stage == Stage::Begun {
                 return None;
             }
-            let bytes = self.room(at, &give.vm, give.side).min(give.to_bytes);
+            let mut bytes = self.room(at, &give.vm, give.side).min(give.to_bytes);
+            if give.side == Side::Guest {
+                // It may have got more since this was planned.
+                bytes = bytes.max(self.guests.get(&give.vm).map_or(0, super::KnownGuest::has));
+            }
             if bytes > give.from_bytes {
                 return Some(self.begin(at, Step { vm: give.vm, side: give.side, bytes }));
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 /// How long a guest may read nothing before its curve is too old.
 const STALE_AFTER: Duration = Duration::from_secs(600);
-/// How long the memory of a killed process counts: its memory server keeps the pages for it, and a successor may come.
+/// How long the memory of a process that was killed or stopped counts: its memory server keeps the pages for it, and a successor may come.
 const DEAD_FOR: Duration = Duration::from_secs(60);
 /// How long a command whose answer did not come may still be executed, once the process answers again.
 const UNSURE_FOR: Duration = Duration::from_secs(30);
@@ -18,15 +18,19 @@ const RATE_SHARE: f64 = 0.25;
 /// One VM.
 #[derive(Clone, Debug)]
 pub(super) struct KnownVm {
-    pub(super) limits: Result<Limits, String>,
+    /// Newest limits that could be read; `None` if none could.
+    pub(super) limits: Option<Limits>,
+    /// Mistake in its file.
+    mistake: Option<String>,
     /// Newest answer that was believed.
     pub(super) reading: Option<Reading>,
     /// Newest curve, or why it has none.
     pub(super) curve: Result<Curve, String>,
     /// Number of full answers of this process.
     readings: u32,
-    /// When the newest full answer came, with the blocks read until then.
+    /// When its rate of reads was brought up to date last, and the blocks read until then.
     read_at: Duration,
+    read_blocks: u64,
     /// When its guest read something last.
     active_at: Duration,
     reads_per_s: Option<f64>,
@@ -47,11 +51,13 @@ impl KnownVm {
     /// Returns a VM that has not answered yet.
     pub(super) fn new(now: Duration, recorded: Option<u64>) -> Self {
         Self {
-            limits: Ok(Limits::default()),
+            limits: None,
+            mistake: None,
             reading: None,
             curve: Err("it has not told its curve yet".into()),
             readings: 0,
             read_at: now,
+            read_blocks: 0,
             active_at: now,
             reads_per_s: None,
             silent: Some("it has not answered yet".into()),
@@ -61,6 +67,11 @@ impl KnownVm {
             recorded,
             ignored_until: None,
         }
+    }
+
+    /// Takes what the operator says about it. While its file has a mistake, the limits of before count.
+    pub(super) fn hear_limits(&mut self, limits: Result<Limits, String>) {
+        self.mistake = limits.map(|limits| self.limits = Some(limits)).err();
     }
 
     /// Takes an answer. Returns whether it is that of another process than before.
@@ -82,6 +93,16 @@ impl KnownVm {
                 self.dead_since.get_or_insert(now);
                 false
             }
+        }
+    }
+
+    /// Notes that its process was stopped. What its guest has lent, of which nobody knows now, is no longer divided, so it does not count.
+    pub(super) fn stop(&mut self, now: Duration, lent_bytes: u64) {
+        self.silent = Some("its process was stopped".into());
+        self.dead_since.get_or_insert(now);
+        if let Some(reading) = &mut self.reading {
+            reading.wanted = reading.wanted.saturating_sub(lent_bytes);
+            reading.granted = reading.granted.saturating_sub(lent_bytes);
         }
     }
 
@@ -118,24 +139,21 @@ impl KnownVm {
 
     /// Brings the rate of reads up to date.
     fn note_reads(&mut self, now: Duration, reading: &Reading, is_same: bool) {
-        let before = self.reading.as_ref().filter(|_| is_same);
         let seconds = now.saturating_sub(self.read_at).as_secs_f64();
-        match before.map(|before| reading.blocks_read.saturating_sub(before.blocks_read)) {
-            Some(blocks) if seconds >= 1. => {
-                if blocks > 0 {
-                    self.active_at = now;
-                }
-                let rate = blocks as f64 / seconds;
-                self.reads_per_s = Some(self.reads_per_s.map_or(rate, |mean| mean + (rate - mean) * RATE_SHARE));
-                self.read_at = now;
+        if !is_same {
+            self.reads_per_s = self.curve.as_ref().ok().and_then(|curve| curve.reads_per_s);
+        } else if seconds >= 1. {
+            let blocks = reading.blocks_read.saturating_sub(self.read_blocks);
+            if blocks > 0 {
+                self.active_at = now;
             }
+            let rate = blocks as f64 / seconds;
+            self.reads_per_s = Some(self.reads_per_s.map_or(rate, |mean| mean + (rate - mean) * RATE_SHARE));
+        } else {
             // Too short a time: the blocks count next time.
-            Some(_) => {}
-            None => {
-                self.read_at = now;
-                self.reads_per_s = self.curve.as_ref().ok().and_then(|curve| curve.reads_per_s);
-            }
+            return;
         }
+        (self.read_at, self.read_blocks) = (now, reading.blocks_read);
     }
 
     /// Forgets the curve, which was asked for in other units.
@@ -166,7 +184,7 @@ impl KnownVm {
     }
 
     pub(super) fn limits(&self) -> Limits {
-        self.limits.as_ref().copied().unwrap_or_default()
+        self.limits.unwrap_or_default()
     }
 
     /// Returns whether it has no part in the division: it has nothing and gets nothing, or has been dead for too long.
@@ -192,8 +210,9 @@ impl KnownVm {
         if let Some(at) = self.changed_at.filter(|at| now.saturating_sub(*at) < window) {
             return cannot(format!("it was changed {} s ago", now.saturating_sub(at).as_secs()));
         }
-        if let Err(why) = &self.limits {
-            return keeps(why.clone());
+        if let Some(why) = &self.mistake {
+            // It may have a minimum that nobody knows.
+            return Some((why.clone(), self.limits.is_none()));
         }
         if self.reading.as_ref().is_some_and(|reading| reading.is_left_alone) {
             return keeps("its memory server is slower than its disk, and left alone".into());
@@ -234,5 +253,30 @@ impl KnownVm {
                 _ => Standing::Keeps,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::Resource;
+    use crate::testing::status;
+
+    #[test]
+    fn blocks_that_are_read_between_close_looks_count() {
+        let mut vm = KnownVm::new(Duration::ZERO, None);
+        let mut look = |ms: u64, blocks_read: u64| {
+            let reading = Reading::new("a", Resource::Cache, &status("a", 0, 0), None).unwrap();
+            let now = Duration::from_millis(ms);
+            vm.hear(now, Answer::Read(Box::new(Reading { blocks_read, ..reading })));
+            (vm.reads_per_s(), now.saturating_sub(vm.active_at))
+        };
+        assert_eq!(look(0, 100), (None, Duration::ZERO));
+        assert_eq!(look(900, 190).0, None);
+        assert_eq!(look(1500, 250), (Some(100.), Duration::ZERO));
+        // All of them were read between looks that are close to each other.
+        assert_eq!(look(2300, 450).0, Some(100.));
+        assert_eq!(look(2500, 450), (Some(125.), Duration::ZERO));
+        assert_eq!(look(3500, 450), (Some(93.75), Duration::from_secs(1)));
     }
 }

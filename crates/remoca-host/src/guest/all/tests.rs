@@ -112,6 +112,28 @@ fn a_guest_whose_monitor_hangs_is_told_the_newest_size_and_a_refusal_comes_later
 }
 
 #[test]
+fn long_words_of_a_monitor_are_cut() {
+    struct Babbles(bool);
+    impl Monitor for Babbles {
+        fn read(&mut self) -> Said {
+            let why = "\u{fc}".repeat(1 << 20);
+            self.0 = !self.0;
+            Err(if self.0 { Unusable::Silent(why) } else { Unusable::Advised(why) })
+        }
+
+        fn set_bytes(&mut self, _: u64) -> Result<(), String> {
+            Err("\u{fc}".repeat(1 << 20))
+        }
+    }
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
+    monitors.add("a", &Address::Libvirt("a".into()), Box::new(Babbles(false)));
+    let short = "\u{fc}".repeat(crate::text::CHARACTERS_MAX);
+    assert_eq!(monitors.read(|_| true)["a"], Err(Unusable::Silent(short.clone())));
+    assert_eq!(monitors.read(|_| true)["a"], Err(Unusable::Advised(short.clone())));
+    assert_eq!(monitors.set_bytes("a", 1), Err(short));
+}
+
+#[test]
 fn a_late_refusal_of_an_older_size_is_none_of_the_new_one() {
     let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
     let qemu = add(&mut monitors, "a");

@@ -172,11 +172,20 @@ fn a_mistake_in_the_file_of_a_vm_does_not_cost_it_its_minimum() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
     let [(_, tier), (donor, _)] = sizes(&world)[..] else { panic!() };
+    let check = |world: &World| assert!(world.taken_of_host() <= signed(40 * UNIT));
     world.misread = Some("vm0".into());
-    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
-    assert_eq!((sizes(&world)[0].1, sizes(&world)[1].0), (tier, donor));
+    world.replace_daemon(Duration::from_secs(3));
+    give_back(&mut world, check);
+    assert_eq!((sizes(&world)[0].1, sizes(&world)[1].0), (tier, donor), "nobody knows what it has to have");
     world.misread = None;
-    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    world.process("vm0").limits.minimum_bytes = (tier - 4) * UNIT;
+    world.run(1, check);
+    world.misread = Some("vm0".into());
+    give_back(&mut world, check);
+    assert_eq!((sizes(&world)[0].1, sizes(&world)[1].0), (tier - 4, donor + 4));
+    world.process("vm0").limits.minimum_bytes = 0;
+    world.misread = None;
+    give_back(&mut world, check);
     assert_eq!(sizes(&world)[1].0, HOME);
 }
 
@@ -185,8 +194,14 @@ fn a_guest_whose_vm_process_does_not_run_is_named_until_it_has_its_own() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
     let absent = |world: &World| world.planner.report(world.at).guests.unwrap().absent;
+    let lent = HOME - sizes(&world)[1].0;
     let process = world.processes.remove("vm1").unwrap();
     assert!(absent(&world).is_empty(), "nobody has looked yet");
+    world.run(1, |_| {});
+    let report = world.planner.report(world.at);
+    let tier = (world.processes["vm0"].wanted, process.wanted);
+    let counted = (tier.0 + tier.1.saturating_sub(lent)) * UNIT;
+    assert_eq!(report.counted_bytes, counted, "what it lent is no longer divided");
     give_back(&mut world, |_| {});
     assert_eq!(absent(&world), ["vm1"]);
     world.processes.insert("vm1".into(), process);

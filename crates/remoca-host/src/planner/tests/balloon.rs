@@ -178,6 +178,14 @@ impl World {
         let begun = moves.clone().filter(|change| change.vm == step.vm && change.stage == Stage::Begun).count();
         assert!(begun <= 1, "{} steps of {} at a time: {record:?}", begun, step.vm);
         let bytes = step.bytes;
+        let told = record.reliefs.iter().chain(moves.clone());
+        let mut told = told.filter(|change| change.vm == step.vm && change.side == step.side && !change.takes());
+        if let Some(known) = self.planner.guests.get(&step.vm).and_then(|guest| guest.memory)
+            && step.side == Side::Guest
+            && told.any(|change| change.stage == Stage::Begun)
+        {
+            assert!(bytes >= known.actual_bytes, "giving takes memory from a guest: {step:?} {known:?} {record:#?}");
+        }
         let after = match (step.side, self.guests.get(&step.vm), self.processes.get(&step.vm)) {
             (Side::Guest, Some(guest), _) => {
                 let least = guest.home / 2;

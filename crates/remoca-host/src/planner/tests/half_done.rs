@@ -4,6 +4,7 @@ use super::balloon::{Guest, Manner, signed, with_guests};
 use super::guests::{HOME, phase, run_round, sizes, two};
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::{Move, Phase, Planner, Side};
+use crate::resource::Resource;
 use std::time::Duration;
 
 /// Checks that the guest of `vm1` has its memory, but for what it lends.
@@ -70,6 +71,28 @@ fn help_that_was_not_passed_on_comes_later() {
 }
 
 #[test]
+fn help_that_a_daemon_without_guests_does_not_pass_on_comes_later() {
+    for resource in [Resource::Cache, Resource::Local] {
+        let mut world = two(190, [Manner::Honest; 2]);
+        run_round(&mut world, |_| {});
+        let (settings, less) = (world.settings, world.guests["vm1"].target);
+        world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+        // It dies before the balloon is told, and the next one does not look at guests.
+        world.kills.insert(world.steps.len(), (true, Duration::from_secs(3)));
+        (world.settings.guests, world.settings.resource) = (None, resource);
+        world.run(1, |_| {});
+        assert!(world.kills.is_empty() && world.guests["vm1"].target == less);
+        let asked = world.planner.record().guests["vm1"].asked_bytes;
+        assert!(asked > less && world.planner.record().reliefs.is_empty());
+        world.guest("vm1").manner = Manner::Honest;
+        world.settings = settings;
+        world.replace_daemon(Duration::from_secs(3));
+        world.run(3, |_| {});
+        assert_eq!(world.guests["vm1"].target, asked, "{resource:?}");
+    }
+}
+
+#[test]
 fn a_balloon_that_is_told_again_uses_up_no_help() {
     let mut world = two(190, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
@@ -108,6 +131,53 @@ fn help_never_takes_memory_from_a_guest_that_took_it_back() {
     world.run(100, |_| {});
     let told: Vec<_> = world.steps[before..].iter().filter(|(_, step)| step.side == Side::Guest).collect();
     assert!(told.iter().all(|(_, step)| step.bytes == boot), "{told:?}");
+}
+
+/// Lets somebody else give a guest more than it had at first. Returns what it has then.
+fn enlarge(world: &mut World, name: &str) -> u64 {
+    let guest = world.guest(name);
+    let bytes = (HOME + 12) * UNIT;
+    (guest.boot, guest.target, guest.actual, guest.resident) = (bytes, bytes, bytes, bytes);
+    bytes
+}
+
+#[test]
+fn a_guest_that_somebody_enlarged_while_it_lends_is_not_told_to_shrink() {
+    for manner in [Manner::Honest, Manner::Short(0, u32::MAX)] {
+        let mut world = two(190, [Manner::Honest; 2]);
+        run_round(&mut world, |_| {});
+        assert!(sizes(&world)[1].0 < HOME);
+        let bytes = enlarge(&mut world, "vm1");
+        world.guest("vm1").manner = manner;
+        // What must hold for each command is in `World::check_step`.
+        world.run(100, |_| {});
+        world.planner.ask_back();
+        while world.planner.gives_back() {
+            world.run(1, |_| {});
+        }
+        assert_eq!(world.guests["vm1"].target, bytes, "{manner:?}: {:?}", world.steps);
+        assert_eq!(world.planner.record().guests["vm1"].taken(), 0, "{manner:?}");
+    }
+}
+
+#[test]
+fn a_guest_that_somebody_enlarges_while_its_memory_is_returned_keeps_what_it_has() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Return || world.planner.record().intent.is_some() {
+        world.run(1, |_| {});
+    }
+    world.at.now = world.planner.next_look().at();
+    world.hear_guests(None);
+    let all = world.heard();
+    world.planner.hear_all(world.at, all);
+    let moves = world.planner.record().intent.unwrap().moves;
+    assert!(moves.iter().any(|change| change.vm == "vm0" && change.side == Side::Guest), "{moves:?}");
+    let bytes = enlarge(&mut world, "vm0");
+    let steps = world.steps.len();
+    world.run(60, |_| {});
+    let told: Vec<_> =
+        world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm0" && step.side == Side::Guest).collect();
+    assert!(!told.is_empty() && world.guests["vm0"].target == bytes, "{told:?}");
 }
 
 #[test]

@@ -75,6 +75,23 @@ fn what_somebody_else_took_is_not_lent() {
 }
 
 #[test]
+fn what_somebody_else_gave_is_its_own() {
+    let enlarged = GuestMemory { boot_bytes: 2 * HOME, ..memory(HOME + 12 * UNIT) };
+    let mut guest = guest();
+    guest.rebase();
+    guest.ask(100 * UNIT);
+    guest.hear(Ok(enlarged));
+    assert_eq!(guest.has(), HOME + 12 * UNIT);
+    // A guest can say anything: it lends nothing of what the host has not seen in it.
+    assert_eq!(step(&guest), None);
+    guest.hear_resident(START.now, Some(HOME + 12 * UNIT));
+    assert_eq!(step(&guest), Some(HOME + 4 * UNIT));
+    guest.rebase();
+    guest.ask(HOME + 4 * UNIT);
+    assert_eq!(guest.taken(), 8 * UNIT, "it gets back all that it had");
+}
+
+#[test]
 fn memory_that_a_vm_process_does_not_see_counts_for_a_minute() {
     let mut guest = guest();
     let at = |seconds| Duration::from_secs(seconds);

@@ -1,7 +1,9 @@
 //! A daemon that dies between two steps, and VMs that do not follow.
 
+use super::balloon::Manner;
+use super::guests::{run_round, two as two_guests};
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
-use crate::planner::{Outcome, Planner, Settings, Side};
+use crate::planner::{Intent, Move, Outcome, Planner, Settings, Side, Stage};
 use std::time::Duration;
 
 fn two() -> Vec<Process> {
@@ -48,6 +50,58 @@ fn an_old_intent_is_undone() {
     assert_eq!(world.process("vm1").wanted, 100);
     assert_eq!(world.process("vm0").wanted, 100);
     assert!(world.planner.report(world.at).decisions[0].why.contains("is undone"));
+}
+
+#[test]
+fn undoing_an_old_intent_takes_no_vm_below_its_minimum() {
+    let mut world = World::new(two());
+    world.process("vm0").limits.minimum_bytes = 120 * UNIT;
+    // It dies when the give was sent.
+    world.kills.insert(1, (false, Duration::from_secs(3600)));
+    world.run(10, |_| {});
+    assert!(world.planner.report(world.at).decisions.iter().any(|decision| decision.why.contains("a former daemon")));
+    assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+}
+
+#[test]
+fn undoing_an_old_return_takes_no_guest_below_its_minimum() {
+    let mut world = two_guests(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let (less, tier) = (world.guests["vm1"].actual, world.processes["vm1"].wanted * UNIT);
+    let more = less + 4 * UNIT;
+    let guest = world.guest("vm1");
+    (guest.target, guest.actual, guest.resident) = (more, more, more);
+    let limits = &mut world.process("vm1").limits;
+    (limits.guest_minimum_bytes, limits.minimum_bytes) = (Some(more), tier);
+    let mut record = world.planner.record();
+    record.guests.get_mut("vm1").unwrap().asked_bytes = more;
+    let change = |side, from_bytes, to_bytes, stage| Move {
+        vm: "vm1".into(),
+        side,
+        from_bytes,
+        to_bytes,
+        stage,
+        ..Move::default()
+    };
+    record.intent = Some(Intent {
+        at_s: world.at.unix_s - 3600,
+        moves: vec![
+            change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done),
+            change(Side::Guest, less, more, Stage::Begun),
+        ],
+    });
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    let steps = world.steps.len();
+    world.run(3, |_| {});
+    let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1");
+    assert!(
+        told.clone().all(|(_, step)| step.side == Side::Guest && step.bytes >= more),
+        "{:?}",
+        &world.steps[steps..]
+    );
+    // Its balloon may not have heard of it.
+    assert_eq!(told.count(), 1);
 }
 
 #[test]
@@ -110,6 +164,51 @@ fn others_give_nothing_because_one_says_that_it_has_too_much() {
     world.run(30, |_| {});
     assert!(world.steps.iter().all(|(_, step)| step.vm == "vm2"), "{:?}", world.steps);
     assert!(world.planner.report(world.at).state.contains("more than the total"));
+}
+
+#[test]
+fn a_vm_that_was_stopped_counts_for_a_minute() {
+    let mut world = World::new(two());
+    world.processes.insert("vm9".into(), Process::new(Shape::Flat(50), Nature::Honest, 40));
+    (world.process("vm0").wanted, world.process("vm1").wanted) = (100, 60);
+    world.run(1, |_| {});
+    world.processes.remove("vm9");
+    // Its memory server keeps the pages for it.
+    world.run(6, |world| assert!(world.held() <= TOTAL - 40, "{:?}", world.steps));
+    let row = |world: &World| world.planner.report(world.at).vms.into_iter().find(|vm| vm.name == "vm9");
+    assert_eq!(row(&world).map(|vm| (vm.has_bytes, vm.state)), Some((40 * UNIT, "stuck".into())));
+    world.run(1, |_| {});
+    assert_eq!((row(&world), world.process("vm0").wanted), (None, 133));
+}
+
+#[test]
+fn a_vm_that_dies_with_the_daemon_has_what_it_was_given_last() {
+    let mut world = World::new(two());
+    world.process("vm0").nature = Nature::Dies(3);
+    world.kills.insert(1, (false, Duration::from_secs(3600)));
+    world.run(3, |_| {});
+    assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+    let has = |world: &World| world.planner.report(world.at).vms[0].has_bytes;
+    assert_eq!(has(&world), 133 * UNIT);
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(1, |_| {});
+    assert_eq!(has(&world), 133 * UNIT, "by the record");
+}
+
+#[test]
+fn a_vm_that_comes_back_does_not_have_what_it_had_long_ago() {
+    let mut world = World::new(two());
+    world.run(1, |_| {});
+    world.process("vm1").wanted = 60;
+    world.replace_daemon(Duration::ZERO);
+    world.run(1, |_| {});
+    let mut process = world.processes.remove("vm1").unwrap();
+    world.run(8, |_| {});
+    process.nature = Nature::Hangs(0, 1000);
+    world.processes.insert("vm1".into(), process);
+    world.run(1, |_| {});
+    let vms = world.planner.report(world.at).vms;
+    assert_eq!(vms[1].has_bytes, TOTAL * UNIT, "nobody knows what it has now");
 }
 
 #[test]

@@ -160,6 +160,34 @@ fn a_total_comes_before_what_a_vm_without_a_curve_has() {
 }
 
 #[test]
+fn a_mistake_in_a_file_costs_no_vm_its_minimum() {
+    for was_read in [false, true] {
+        let mut low = honest(Shape::Smooth(20), 40);
+        low.limits.minimum_bytes = 40 * UNIT;
+        let mut high = honest(Shape::Flat(50), 160);
+        high.limits = Limits { minimum_bytes: 150 * UNIT, weight: 9., ..Limits::default() };
+        let mut world = World::new(vec![low, high]);
+        world.misread = Some("vm1".into()).filter(|_| !was_read);
+        world.run(1, |_| {});
+        world.misread = Some("vm1".into());
+        // All have more than the total.
+        (world.process("vm0").wanted, world.process("vm1").wanted) = (60, 190);
+        world.run(20, |_| {});
+        assert_eq!(sizes(&world), if was_read { [40, 160] } else { [60, 190] }, "{:?}", world.steps);
+        assert_eq!(vm(&world.planner.report(world.at).vms, "vm1").why, "its file has a mistake");
+    }
+}
+
+#[test]
+fn a_vm_without_a_curve_gives_nothing_while_all_have_no_more_than_the_total() {
+    let mut owed = honest(Shape::Smooth(20), 40);
+    owed.limits.minimum_bytes = 90 * UNIT;
+    let mut world = World::new(vec![owed, Process::new(Shape::Flat(50), Nature::Blind, 160)]);
+    world.run(20, |_| {});
+    assert_eq!(sizes(&world), [40, 160]);
+}
+
+#[test]
 fn other_policies_are_shown_for_comparison() {
     let targets = |policy: Policy| {
         let dry = Settings { applies: false, policy, ..settings() };

@@ -1,7 +1,7 @@
 //! Memory behind a local tier, and what goes from one tier to the other.
 
-use super::world::{Nature, Process, Shape, TOTAL, World, settings};
-use crate::planner::{Planner, Settings};
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
+use crate::planner::{GuestRecord, Move, Planner, Settings, Side, Stage};
 use crate::resource::Resource;
 
 fn honest(shape: Shape, units: u64) -> Process {
@@ -58,6 +58,13 @@ fn a_plan_for_one_tier_is_not_carried_out_on_the_other() {
     assert_eq!(with(Resource::Cache).intent, record.intent);
     let other = with(Resource::Local);
     assert!(other.intent.is_none() && other.sizes.is_empty() && other.resource == Resource::Local);
+    // What its guest was to get counts as given, and its balloon may not have heard of it.
+    let given = Move { vm: "vm0".into(), side: Side::Guest, to_bytes: UNIT, stage: Stage::Begun, ..Move::default() };
+    let mut with_guest = record.clone();
+    with_guest.guests.insert("vm0".into(), GuestRecord::default());
+    with_guest.intent.as_mut().unwrap().moves.push(given);
+    let planner = Planner::new(Settings { resource: Resource::Local, ..settings() }, with_guest);
+    assert!(planner.record().guests["vm0"].is_untold);
     // A record of an older daemon is of the caches.
     let older = r#"{"intent":null,"sizes":{},"decisions":[]}"#;
     assert_eq!(serde_json::from_str::<crate::planner::Record>(older).unwrap().resource, Resource::Cache);
