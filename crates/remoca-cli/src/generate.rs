@@ -4,7 +4,7 @@ use crate::config::manual;
 use crate::status::explain;
 use anyhow::{Context, Result};
 use clap::Args;
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -32,7 +32,10 @@ pub fn run(args: &GenerateArgs, command: clap::Command) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(context)?;
     let name = command.get_name().to_owned();
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut command, &name, folder).with_context(context)?;
+        // Its own function for files panics where the disk is full.
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut command, &name, &mut script);
+        std::fs::write(folder.join(shell.file_name(&name)), script).with_context(context)?;
     }
     clap_mangen::generate_to(command, folder).with_context(context)?;
     for (subcommand, more) in [("status", explain::manual()), ("config", manual::manual())] {

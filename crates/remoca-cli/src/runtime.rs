@@ -93,6 +93,10 @@ pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &s
             format!("{shown} is not open to you: only {owners} may reach it. Run the command {remedy}")
         }
         io::ErrorKind::NotFound => format!("{what} at {shown}: {hint}{}", elsewhere()),
+        // The process has the command, and carries it out when it can.
+        io::ErrorKind::TimedOut => {
+            format!("{what} at {shown} in time. It may still do what it was told: see `remoca status {shown}` later")
+        }
         _ => format!("{what} at {shown}: {hint}"),
     };
     anyhow::Error::new(error).context(text)

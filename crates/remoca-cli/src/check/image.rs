@@ -6,7 +6,9 @@ use remoca_disk::start::DiskOptions;
 use remoca_io::lock::{LockFailure, probe};
 use remoca_protocol::control::{DiskStatus, Status};
 use remoca_view::finding::Finding;
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     match &vm.running {
@@ -31,9 +33,36 @@ fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
             "See `remoca status -v`",
         );
     }
+    if disk.store == "up" && is_elsewhere(status.pid, image) {
+        let advice = format!(
+            "The guest works on a file that has no name, or another one, and that is lost with the process. Put it back in place before the \
+             process ends, for example from /proc/{}/fd",
+            status.pid
+        );
+        return Finding::failed(what, format!("{image}: not the file that this process serves"), advice);
+    }
     match disk.store.as_str() {
         "up" => Finding::ok(what, format!("{image}, {}, locked by this process", show_size(disk.bytes))),
         _ => Finding::failed(what, format!("{image}: its server cannot be reached"), "The guest waits until it can"),
+    }
+}
+
+/// Returns whether the process `pid` has none of its files open at the path `image`, as it sees it. Returns `false` where that cannot be
+/// known, and for images of other servers.
+fn is_elsewhere(pid: u32, image: &str) -> bool {
+    if !image.starts_with('/') {
+        return false;
+    }
+    let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    let identity = |file: &Metadata| match file.file_type().is_block_device() {
+        true => (0, file.rdev()),
+        false => (file.dev(), file.ino()),
+    };
+    let served = files.flatten().filter_map(|file| std::fs::metadata(file.path()).ok());
+    let served: Vec<_> = served.map(|file| identity(&file)).collect();
+    match std::fs::metadata(format!("/proc/{pid}/root{image}")) {
+        Ok(named) => !served.contains(&identity(&named)),
+        Err(error) => error.kind() == ErrorKind::NotFound,
     }
 }
 

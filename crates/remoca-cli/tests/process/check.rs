@@ -102,6 +102,17 @@ fn a_vm_that_runs_is_checked_by_its_control_socket() {
         ],
     );
     assert!(found.iter().any(|line| line.contains(" open files: ")), "{found:#?}");
+    // An operator restores a backup under a guest that runs.
+    let image = machine.status().disks[0].image.clone();
+    std::fs::copy(&image, format!("{image}.new")).unwrap();
+    std::fs::rename(format!("{image}.new"), &image).unwrap();
+    let (found, code) = check(&control, Path::new("/nonexistent"));
+    let wrong = format!("failed image {disk}: {image}: not the file that this process serves");
+    assert!(found.iter().any(|line| line.starts_with(&wrong)), "{found:#?}");
+    assert_eq!(code, Some(FAILURE));
+    std::fs::remove_file(&image).unwrap();
+    let (found, _) = check(&control, Path::new("/nonexistent"));
+    assert!(found.iter().any(|line| line.starts_with(&wrong)), "{found:#?}");
 }
 
 #[test]
