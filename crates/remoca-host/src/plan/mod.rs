@@ -2,7 +2,8 @@
 //!
 //! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
 //! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already.
-//! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound.
+//! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound; or what it has, if that is less and the
+//!    rest is with VMs without a curve.
 //! 3. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
 //!
 //! The gain is judged as if each curve were wrong by its error, to the VM's disadvantage. VMs whose own gain does not exceed their error, or is
@@ -21,16 +22,25 @@ impl Plan {
     /// Why there is no division; then everybody keeps what he has.
     pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
         let baseline = baseline(subjects, memory.units())?;
-        let floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let mut floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
         let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
-        let mut division = Division { subjects, floors: &floors, memory, held: vec![None; subjects.len()] };
-        let has = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
-        if has > memory.total_bytes && !division.fits(&targets) {
-            // The total comes before what VMs without a curve have.
-            for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| matches!(vm.standing, Standing::Keeps)) {
-                targets[at] = vm.has.min(baseline[at]);
+        let held = vec![None; subjects.len()];
+        if !(Division { subjects, floors: &floors, memory, held: held.clone() }).fits(&targets) {
+            let is_over = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > memory.total_bytes;
+            for (at, vm) in subjects.iter().enumerate() {
+                match vm.standing {
+                    // The total comes before what VMs without a curve have.
+                    Standing::Keeps if is_over => targets[at] = vm.has.min(baseline[at]),
+                    // It does not come from them, so the others are owed what they have at most.
+                    Standing::Free(_) if !is_over => {
+                        floors[at] = floors[at].min(vm.whole(memory.unit_bytes));
+                        targets[at] = floors[at];
+                    }
+                    Standing::Free(_) | Standing::Keeps | Standing::Stuck => {}
+                }
             }
         }
+        let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
             return Err("VMs that cannot be changed have more than the others could spare".into());
         }

@@ -134,6 +134,11 @@ impl Subject<'_> {
         if self.curve().is_some() { floor } else { self.has }
     }
 
+    /// Returns the whole units that it has; one if it has less.
+    pub(super) fn whole(&self, unit_bytes: u64) -> usize {
+        Memory { total_bytes: self.has_bytes, unit_bytes }.units().max(1).min(self.has)
+    }
+
     /// Returns the most units that its guest can fill soon.
     pub(super) fn fillable(&self, curve: &Curve, unit_bytes: u64) -> usize {
         let misses_per_s = self.reads_per_s.unwrap_or(0.) * curve.ratio(self.has);

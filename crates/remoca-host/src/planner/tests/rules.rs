@@ -185,6 +185,14 @@ fn a_vm_without_a_curve_gives_nothing_while_all_have_no_more_than_the_total() {
     let mut world = World::new(vec![owed, Process::new(Shape::Flat(50), Nature::Blind, 160)]);
     world.run(20, |_| {});
     assert_eq!(sizes(&world), [40, 160]);
+    // The others are divided among as far as that goes.
+    let all = [(Shape::Cliff(60), 20), (Shape::Smooth(10), 15), (Shape::Flat(50), 15)];
+    let mut all: Vec<Process> = all.map(|(shape, units)| honest(shape, units)).into();
+    all.push(Process::new(Shape::Flat(50), Nature::Blind, 150));
+    let mut world = World::new(all);
+    world.run(20, |world| assert!(world.held() <= TOTAL));
+    assert_eq!(sizes(&world)[3], 150);
+    assert!(sizes(&world)[1] > 40, "{:?}", sizes(&world));
 }
 
 #[test]
