@@ -46,6 +46,8 @@ pub enum StartError {
     QuotaAboveMemory { quota_bytes: u64, memory_bytes: u64 },
     #[error("--threads {threads}: 1 to {most} are possible")]
     Threads { threads: usize, most: usize },
+    #[error("--max-clients {clients}: 1 to {most} are possible")]
+    Clients { clients: usize, most: usize },
     #[error("cannot find out what host `{host}` is: {source}")]
     Resolve { host: String, source: io::Error },
     #[error("cannot listen on {address}: {source}")]
@@ -82,6 +84,7 @@ impl StartError {
             | Self::QuotaNotMultiple { .. }
             | Self::QuotaAboveMemory { .. }
             | Self::Threads { .. }
+            | Self::Clients { .. }
             | Self::PathTooLong { .. }
             | Self::NoFolder { .. }
             | Self::NotASocket { .. } => true,

@@ -30,6 +30,8 @@ use crate::status::Status;
 use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
 
 const THREADS_MAX: usize = 1024;
+/// Maximum number of clients that may be configured.
+const CLIENTS_MAX: usize = 1 << 16;
 
 /// Queues of the worker threads.
 type Senders = Vec<mpsc::Sender<Message>>;
@@ -140,6 +142,9 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     }
     if !(1..=THREADS_MAX).contains(&config.threads) {
         return Err(StartError::Threads { threads: config.threads, most: THREADS_MAX });
+    }
+    if !(1..=CLIENTS_MAX).contains(&config.limits.sessions) {
+        return Err(StartError::Clients { clients: config.limits.sessions, most: CLIENTS_MAX });
     }
     let quota_bytes = config.quota_bytes.unwrap_or(memory_bytes);
     if quota_bytes == 0 && memory_bytes > 0 {

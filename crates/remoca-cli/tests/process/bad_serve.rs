@@ -33,6 +33,13 @@ fn sizes() {
     expect(&quota("0"), CONFIGURATION, &["--quota is 0"]);
     expect(&quota("8M"), CONFIGURATION, &["--quota 8 MiB is more than --memory 4 MiB"]);
     expect(&[&with("4M")[..], &["--threads", "0"]].concat(), CONFIGURATION, &["--threads 0"]);
+    for clients in ["0", "18446744073709551615"] {
+        expect(
+            &[&with("4M")[..], &["--max-clients", clients]].concat(),
+            CONFIGURATION,
+            &["--max-clients", "1 to 65536"],
+        );
+    }
     expect(&[&with("4M")[..], &["--grace", "soon"]].concat(), USAGE, &["`soon` is not a time"]);
     expect(&["--memory", "4M"], CONFIGURATION, &["--listen"]);
     expect(&["--listen", &address], CONFIGURATION, &["--memory"]);
