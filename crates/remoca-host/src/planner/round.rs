@@ -45,6 +45,13 @@ impl Planner {
         lent.fold(0, u64::saturating_add)
     }
 
+    /// Returns what of that the host does not see now, because a VM process does not answer.
+    pub(super) fn lent_unseen(&self, now: Duration) -> u64 {
+        let is_unseen = |name: &String| self.is_there(now, name) && self.vms[name].silent.is_some();
+        let lent = self.guests.iter().filter(|(name, _)| is_unseen(name)).map(|(_, guest)| guest.lent());
+        lent.fold(0, u64::saturating_add)
+    }
+
     /// Returns whether the VM of a guest has a part in the division.
     pub(super) fn is_there(&self, now: Duration, name: &str) -> bool {
         self.vms.get(name).is_some_and(|vm| !vm.is_absent(now))

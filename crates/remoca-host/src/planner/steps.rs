@@ -64,7 +64,9 @@ impl Planner {
 
     /// Returns the size that a VM or its guest may have with the total kept: a VM in whole units.
     fn room(&self, at: Moment, name: &str, side: Side) -> u64 {
-        let memory = self.memory(at.now);
+        let mut memory = self.memory(at.now);
+        // A guest may have taken back what it lent while its VM process does not see that.
+        memory.total_bytes = memory.total_bytes.saturating_sub(self.lent_unseen(at.now));
         let counted = self.counted(at.now);
         match side {
             Side::Tier => {

@@ -219,6 +219,18 @@ fn a_guest_that_takes_all_back_while_others_lend_does_not_end_that() {
 }
 
 #[test]
+fn what_a_guest_lends_is_given_to_nobody_while_its_vm_process_hangs() {
+    let mut world = two(128, [Manner::Stuck, Manner::Honest]);
+    // Its tier does not get what its guest lends in the first step.
+    let looks = world.looks + 2;
+    world.process("vm1").nature = Nature::Hangs(looks, 3);
+    world.guest("vm1").manner = Manner::GrabsSilently(looks);
+    // What must hold for each command is in `World::check_step`.
+    world.run(20, |_| {});
+    assert!(world.steps.iter().any(|(_, step)| step.vm == "vm1" && step.side == Side::Guest), "it lends");
+}
+
+#[test]
 fn a_step_of_a_guest_that_is_short_of_memory_is_dropped() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_into_a_step(&mut world);
