@@ -62,7 +62,7 @@ fn of_all(args: &CheckArgs) -> Result<()> {
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(problems)?)?;
     } else if problems.is_empty() {
-        writeln!(out, "{:<8} nothing is wrong with the {count} VMs of this host", Level::Ok.word())?;
+        writeln!(out, "{:<8} nothing is wrong with the VMs of this host: {count}", Level::Ok.word())?;
     } else {
         problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
     }

@@ -59,7 +59,7 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
         }
     }
     match problems.len() {
-        0 => Ok(writeln!(out, "{}: {count} files, no mistakes", folder.display())?),
+        0 => Ok(writeln!(out, "{}: no mistakes, files: {count}", folder.display())?),
         1 => bail!("1 mistake"),
         count => bail!("{count} mistakes"),
     }

@@ -31,11 +31,14 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
     let is_left_alone = ServerState::of(Some(server)) == ServerState::LeftAlone;
     let late = vm.lately.late_reads;
     let is_late = late >= ENOUGH && late > vm.lately.hits / 10;
-    let is_fast = now.is_some_and(|now| now.p50_us <= FAST_US) && late <= vm.lately.hits / 10;
+    // One that is left alone although its pages were far quicker than the disk: it stopped.
+    let disk = shown.status.hedging.disk.as_ref();
+    let has_stopped = is_left_alone && now.zip(disk).is_some_and(|(server, disk)| server.p50_us * 2. <= disk.p50_us);
+    let is_fast = now.is_some_and(|now| now.p50_us <= FAST_US) && late <= vm.lately.hits / 10 && !has_stopped;
     if !(is_left_alone || is_late) || is_fast {
         return None;
     }
-    let time = match (now, &shown.status.hedging.disk) {
+    let time = match (now.filter(|_| !has_stopped), disk) {
         (Some(server), Some(disk)) => {
             format!("a page takes {} and the disk {}", milliseconds(server.p50_us), milliseconds(disk.p50_us))
         }
@@ -72,7 +75,8 @@ pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
     let server = shown.status.server.as_ref().filter(|server| is_on && !server.connected)?;
     let reason = server.error.clone().unwrap_or_else(|| "no answer yet".into());
     let reads = if shown.status.cache.local_granted_bytes > 0 { "Reads beyond the local tier" } else { "Reads" };
-    let found = format!("not connected: {reason}. {reads} go to the disk");
+    let end = if reason.ends_with(['.', '?']) { "" } else { "." };
+    let found = format!("not connected: {reason}{end} {reads} go to the disk");
     let advice = format!(
         "Does `remoca serve` run there (`systemctl status remoca-serve`), and is the way open? `remoca check {}` tries it",
         shown.status.name

@@ -115,6 +115,10 @@ fn each_fault_is_named_first() {
         let server = status.server.as_mut().expect("a server");
         (server.connected, server.error) = (false, Some("no route".into()));
     });
+    expect_first("server-unreachable", &["Is it there? Reads go to the disk"], |status| {
+        let server = status.server.as_mut().expect("a server");
+        (server.connected, server.error) = (false, Some("Is it there?".into()));
+    });
     expect_first("server-unreachable", &["no answer yet. Reads beyond the local tier go to the disk"], |status| {
         status.server.as_mut().expect("a server").connected = false;
         add_local_tier(status, "connected");
@@ -123,6 +127,12 @@ fn each_fault_is_named_first() {
         status.server.as_mut().expect("a server").breaker = "open".into();
         status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
         status.latency.read_from_disk.p50_us = 90.0;
+    });
+    expect_first("slow-server", &["its answers do not come in time", "the disk answers all reads"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.server = Some(NormalLatency { p50_us: 200.0, p99_us: 900.0 });
+        status.hedging.disk = Some(NormalLatency { p50_us: 7_000.0, p99_us: 9_000.0 });
+        status.latency.read_from_disk.p50_us = 7_000.0;
     });
     expect_first("unknown-content", &["dm-crypt"], |status| {
         let evicted = status.counters["evictions_reported"];

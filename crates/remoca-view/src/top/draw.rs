@@ -100,7 +100,7 @@ fn problem_lines(snapshot: &Snapshot, width: u16, lines_max: usize) -> Vec<Line<
         return vec![Line::raw("No VM process runs here: start one with `remoca disk`.")];
     }
     if problems.is_empty() {
-        let text = format!("nothing is wrong with the {} VMs of this host", snapshot.vms.len());
+        let text = format!("nothing is wrong with the VMs of this host: {}", snapshot.vms.len());
         return vec![Line::from(vec![Span::styled("ok       ", style(Level::Ok)), Span::raw(text)])];
     }
     let mut lines: Vec<Line<'static>> = Vec::new();
@@ -287,7 +287,7 @@ mod tests {
         let text = screen_text(&app, 160, height(&app, 160), true);
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines[0].starts_with("remoca host   snapshot 2 of 22:13:25Z   3 of 3 VMs answer"), "{text}");
-        assert!(lines[1].starts_with("ok       nothing is wrong with the 3 VMs"), "{text}");
+        assert!(lines[1].starts_with("ok       nothing is wrong with the VMs of this host: 3"), "{text}");
         let report = "memory   local tier: 3G of 4G given; all sizes are as they should be; last: ";
         assert!(lines[2].starts_with(report) && lines[2].ends_with("web001: 1G -> 2G: it gains: set"), "{text}");
         assert!(lines[3].starts_with("VM           CACHE") && lines[7].starts_with("TOTAL"), "{text}");

@@ -11,21 +11,27 @@ const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// Names under which the page may be asked for.
 #[derive(Clone, Debug)]
-pub struct Hosts(Vec<String>);
+pub struct Hosts {
+    names: Vec<String>,
+    /// Whether any address is one of them. An address in `Host` is the one that the browser was told to connect to, so it is no chosen name.
+    has_any_address: bool,
+}
 
 impl Hosts {
     /// Returns those of a page that listens at `addresses`, and may also be called by `names`.
     #[must_use]
     pub fn new(addresses: &[IpAddr], names: &[String]) -> Self {
         let own = NAMES.iter().map(|name| (*name).to_owned());
-        // A page that listens at every address is asked for by one of them, which has to be named.
+        let has_any_address = addresses.iter().any(IpAddr::is_unspecified);
         let addresses = addresses.iter().filter(|address| !address.is_unspecified()).map(IpAddr::to_string);
-        Self(own.chain(addresses).chain(names.iter().map(|name| name.to_ascii_lowercase())).collect())
+        let names = own.chain(addresses).chain(names.iter().map(|name| name.to_ascii_lowercase())).collect();
+        Self { names, has_any_address }
     }
 
     fn has(&self, authority: &str) -> bool {
         let name = name_of(authority).to_ascii_lowercase();
-        self.0.iter().any(|host| *host == name.trim_end_matches('.'))
+        let is_address = || name.parse().is_ok_and(|address: IpAddr| !address.is_unspecified());
+        self.names.iter().any(|host| *host == name.trim_end_matches('.')) || self.has_any_address && is_address()
     }
 }
 
@@ -105,8 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn a_page_at_every_address_is_not_called_by_all_names() {
-        let hosts = Hosts::new(&["0.0.0.0".parse().expect("an address")], &[]);
-        assert!(!hosts.has("0.0.0.0:9170") && hosts.has("localhost"));
+    fn a_page_at_every_address_is_called_by_all_of_them_and_not_by_all_names() {
+        for every in ["0.0.0.0", "::"] {
+            let hosts = Hosts::new(&[every.parse().expect("an address")], &[]);
+            assert!(hosts.has("localhost") && hosts.has("10.0.0.7:9170") && hosts.has("[fd00::7]:9170"));
+            for name in ["0.0.0.0:9170", "[::]:9170", "evil.example:9170", "10.0.0.7.evil.example"] {
+                assert!(!hosts.has(name), "{name}");
+            }
+        }
     }
 }
