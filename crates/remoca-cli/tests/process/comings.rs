@@ -2,10 +2,9 @@
 
 use super::ablation::binary;
 use super::nbd::attach;
-use super::support::PATIENCE;
 use super::support::hanging_fs::HangingFs;
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, install, run, run_command, status};
-use super::support::wait_until;
+use super::support::{PATIENCE, expect_rescanned, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_io::handover::VARIABLE;
 use remoca_protocol::control::Status;
@@ -563,7 +562,7 @@ fn a_block_device_comes_and_grows_and_stays_warm() {
             let said = run_command(&mut vm.change(&["rescan"]));
             succeeded(&said);
             let said = String::from_utf8_lossy(&said.stdout).into_owned();
-            assert!(said.contains(&format!("other: {bytes} bytes now, {} before\n", bytes - MIB)), "{said}");
+            expect_rescanned(&said, "other", bytes, bytes - MIB, "");
         }
         guest.wait_for_change();
         assert_eq!(guest.capacity().unwrap(), bytes as u64);

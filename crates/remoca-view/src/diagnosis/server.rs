@@ -28,7 +28,8 @@ pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
 pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
     let server = asked(shown)?;
     let now = shown.status.hedging.server.as_ref();
-    let is_left_alone = ServerState::of(Some(server)) == ServerState::LeftAlone;
+    // Without reads no server is asked: the state is that of a moment long ago.
+    let is_left_alone = ServerState::of(Some(server)) == ServerState::LeftAlone && vm.lately.reads > 0;
     let late = vm.lately.late_reads;
     let is_late = late >= ENOUGH && late > vm.lately.hits / 10;
     // One that is left alone although its pages were far quicker than the disk: it stopped.
@@ -54,7 +55,7 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
 
 pub fn is_no_faster(vm: &Vm, shown: &Shown) -> Option<Found> {
     let server = asked(shown).filter(|server| ServerState::of(Some(server)) == ServerState::LeftAlone)?;
-    if slow(vm, shown).is_some() {
+    if slow(vm, shown).is_some() || vm.lately.reads == 0 {
         return None;
     }
     let disk = shown.status.hedging.disk.as_ref().map(|NormalLatency { p50_us, .. }| milliseconds(*p50_us));

@@ -145,6 +145,22 @@ fn each_fault_is_named_first() {
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
 }
 
+/// Nothing asks a server whose VM does not read, so nobody knows whether it is still slow.
+#[test]
+fn a_server_that_was_slow_before_its_vm_became_idle_is_not_named() {
+    let idle = |ns: f64| {
+        problems(|status| {
+            status.server.as_mut().expect("a server").breaker = "open".into();
+            status.hedging.server = Some(NormalLatency { p50_us: 200.0, p99_us: 900.0 });
+            status.hedging.disk = Some(NormalLatency { p50_us: ns, p99_us: ns });
+            for counter in ["reads", "hedges_won", "misaligned_reads"] {
+                set(status, counter, 0);
+            }
+        })
+    };
+    assert_eq!((idle(7_000.0), idle(90.0)), (vec![], vec![]));
+}
+
 #[test]
 fn a_cache_that_is_off_needs_no_server() {
     let off = problems(|status| {

@@ -30,3 +30,11 @@ pub fn wait_at_most(patience: Duration, what: &str, mut done: impl FnMut() -> bo
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// Expects that `remoca disk rescan` said the size of a disk, and `more`. The process also looks by itself, and may have been first.
+#[track_caller]
+pub fn expect_rescanned(said: &str, disk: &str, bytes: usize, before: usize, more: &str) {
+    let told = format!("{disk}: {bytes} bytes now, {before} before{more}");
+    let known = format!("{disk}: {bytes} bytes, as before{more}");
+    assert!(said.lines().any(|line| line == told || line == known), "neither `{told}` nor `{known}`: {said}");
+}
