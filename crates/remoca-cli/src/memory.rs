@@ -112,7 +112,7 @@ fn parse_bound(text: &str) -> Result<f64, String> {
     if text == "none" {
         return Ok(f64::INFINITY);
     }
-    let percent: Option<f64> = text.strip_suffix('%').unwrap_or(text).parse().ok();
+    let percent: Option<f64> = text.strip_suffix('%').and_then(|number| number.parse().ok());
     percent.filter(|percent| percent.is_finite() && *percent >= 0.).map(|percent| percent / 100.).ok_or_else(error)
 }
 
@@ -144,7 +144,10 @@ mod tests {
         let wrong = |vm: &str| format!("{:#}", limits(&files(vm, "")).unwrap_err());
         assert!(wrong("[memory]\nminimun = '1G'\n").contains("V:3: unknown key `minimun`: did you mean `minimum`?"));
         assert!(wrong("[memory]\nweight = 0\n").contains("V:3: weight: `0` is not a weight"));
-        assert!(wrong("[memory]\nbound = '-1%'\n").contains("V:3: bound: `-1%` is not a bound"));
+        for bound in ["-1%", "25", "0.25", "%"] {
+            let words = format!("V:3: bound: `{bound}` is not a bound: write a percentage");
+            assert!(wrong(&format!("[memory]\nbound = '{bound}'\n")).contains(&words), "{bound}");
+        }
         assert!(wrong("[memory]\nminimum = '2G'\nmaximum = '1G'\n").contains("is less than the minimum"));
         assert!(wrong("[memory]\nmonitor = 'web1'\n").contains("V:3: monitor: `web1` is no monitor"));
         assert!(wrong("memory = 1\n").contains("V:2: `memory` must be a table: [memory]"));

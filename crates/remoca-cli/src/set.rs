@@ -5,7 +5,7 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_io::address::Endpoint;
-use remoca_protocol::control::{Command, PoolStatus, Status};
+use remoca_protocol::control::{Command, KnownServerStatus, PoolStatus, Status};
 use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ pub struct SetArgs {
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["cache", "local", "on", "off"])]
     server: Vec<Endpoint>,
 
-    /// With --server: leave servers that are not named at once, with all that is cached there
+    /// With --server: leave servers that are not named at once, with all that is cached there; refused if none that is named answers
     #[arg(long, requires = "server", conflicts_with_all = ["cache", "on", "off"])]
     now: bool,
 
@@ -84,13 +84,66 @@ pub fn run(args: &SetArgs) -> Result<()> {
         );
     }
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
-    let (cache_bytes, local_bytes, at_once) = (args.cache, args.local, args.now);
-    let status = runtime::ask(&socket, Command::Set { cache_bytes, local_bytes, enabled, servers, at_once })?;
-    if !args.server.is_empty() {
+    if let Some(servers) = servers {
+        let status = set_servers(&socket, servers, args.now)?;
         return Ok(write!(std::io::stdout(), "{}", servers_text(&status, &args.name))?);
     }
-    let status = settled(&socket, status)?;
+    let (cache_bytes, local_bytes) = (args.cache, args.local);
+    let set = Command::Set { cache_bytes, local_bytes, enabled, servers: None, at_once: false };
+    let status = settled(&socket, runtime::ask(&socket, set)?)?;
     Ok(writeln!(std::io::stdout(), "{}: cache {}", status.name, cache_text(&status))?)
+}
+
+/// Replaces the list of memory servers. Servers are left at once only if one of the new ones answers: a mistake in an address would
+/// cost the whole cache.
+fn set_servers(socket: &Path, servers: Vec<String>, now: bool) -> Result<Status> {
+    let set = |servers, at_once| {
+        let set = Command::Set { cache_bytes: None, local_bytes: None, enabled: None, servers: Some(servers), at_once };
+        runtime::ask(socket, set)
+    };
+    let before = runtime::ask(socket, Command::Status)?;
+    if !before.pools.iter().any(|pool| !pool.is_local_tier && !servers.contains(&pool.server)) {
+        return set(servers, now);
+    }
+    let status = answered(socket, set(servers.clone(), false)?)?;
+    if !now {
+        return Ok(status);
+    }
+    if !listed(&status).any(answers) {
+        let reasons: Vec<_> =
+            listed(&status).map(|server| format!("{}: {}", server.endpoint, reason(server))).collect();
+        set(listed(&before).map(|server| server.endpoint.clone()).collect(), false)?;
+        bail!(
+            "the cache would be lost: {}. Nothing was changed. Start `remoca serve` there first, or leave out --now",
+            reasons.join("; ")
+        );
+    }
+    set(servers, true)
+}
+
+/// Waits until each server of the list has answered or failed, but not for long. Returns the status then.
+fn answered(socket: &Path, mut status: Status) -> Result<Status> {
+    let give_up_at = Instant::now() + GRANT_TIME_MAX;
+    while listed(&status).any(|server| !answers(server) && server.error.is_none()) && Instant::now() < give_up_at {
+        std::thread::sleep(LOOK_EVERY);
+        status = runtime::ask(socket, Command::Status)?;
+    }
+    Ok(status)
+}
+
+/// Returns the servers of the operator's list.
+fn listed(status: &Status) -> impl Iterator<Item = &KnownServerStatus> {
+    status.servers.iter().filter(|server| !server.is_local_tier)
+}
+
+/// Returns whether a server has a pool, or could have one.
+fn answers(server: &KnownServerStatus) -> bool {
+    server.in_use || server.error.is_none() && server.possible_bytes.is_some()
+}
+
+/// Returns why a server does not answer.
+fn reason(server: &KnownServerStatus) -> &str {
+    server.error.as_deref().unwrap_or("no answer yet")
 }
 
 /// Waits until the memory server has granted what is wanted, but not for long. Returns the status then.
@@ -112,8 +165,7 @@ fn settled(socket: &Path, mut status: Status) -> Result<Status> {
 
 /// Returns the servers of the VM `name`, and which pools are drained.
 fn servers_text(status: &Status, name: &str) -> String {
-    let listed = status.servers.iter().filter(|server| !server.is_local_tier);
-    let servers: Vec<_> = listed.map(|server| server.endpoint.as_str()).collect();
+    let servers: Vec<_> = listed(status).map(|server| server.endpoint.as_str()).collect();
     let mut text = format!("{}: servers {}\n", status.name, servers.join(" "));
     let is_drained = |pool: &&PoolStatus| pool.state == "draining" && !servers.contains(&pool.server.as_str());
     let drained: Vec<_> = status.pools.iter().filter(is_drained).collect();
@@ -121,6 +173,9 @@ fn servers_text(status: &Status, name: &str) -> String {
         text += &format!("{}: draining, {} left\n", pool.server, show_size(pool.used_bytes));
     }
     if !drained.is_empty() {
+        for server in listed(status).filter(|server| !answers(server)) {
+            text += &format!("{}: {}\n", server.endpoint, reason(server));
+        }
         text += &format!(
             "It takes ten minutes at most; `remoca status {name} -v` shows what is left. The same command with --now leaves at once.\n"
         );

@@ -150,7 +150,7 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     if quota_bytes == 0 && memory_bytes > 0 {
         return Err(StartError::NoQuota);
     }
-    if !quota_bytes.is_multiple_of(PAGE_SIZE_U64) {
+    if config.quota_bytes.is_some() && !quota_bytes.is_multiple_of(PAGE_SIZE_U64) {
         return Err(StartError::QuotaNotMultiple { quota_bytes });
     }
     if quota_bytes > memory_bytes {

@@ -24,6 +24,7 @@ fn sizes() {
     let with = |memory: &'static str| ["--listen", &address, "--memory", memory];
     expect(&with("0"), CONFIGURATION, &["the memory to serve is 0", "--memory 2G"]);
     expect(&with("3M"), CONFIGURATION, &["3145728 is not a multiple of 2 MiB"]);
+    expect(&with("64"), CONFIGURATION, &["64 is not a multiple of 2 MiB"]);
     expect(&with("4T"), FAILURE, &["--memory 4 TiB", "available"]);
     for size in ["lots", "2.5G"] {
         expect(&with(size), USAGE, &["--memory"]);

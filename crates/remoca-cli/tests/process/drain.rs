@@ -2,7 +2,7 @@
 //! meanwhile; every answer is checked.
 
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{Serve, run};
+use super::support::program::{Serve, expect_refusal, run};
 use super::support::wait_until;
 use super::upgrade;
 use remoca_protocol::control::PoolStatus;
@@ -127,6 +127,46 @@ fn a_donor_that_is_named_again_keeps_its_pool() {
     machine.read_until_hits(200);
     machine.run_until_hits(200);
     assert_eq!(machine.counter("disconnections"), 0);
+    machine.finish();
+}
+
+#[test]
+fn a_mistake_in_an_address_costs_nothing() {
+    let (mut machine, servers) = machine(406);
+    let before = pool_at(&machine, &servers[0]).unwrap();
+    let control = machine.control();
+    let mistaken = |options: &[&str]| {
+        run(&[&["set", control.to_str().unwrap(), "--server", "unix:/no/such/server"], options].concat())
+    };
+    let is_as_before = |machine: &Machine| {
+        let status = machine.status();
+        let servers: Vec<_> = status.servers.iter().map(|server| &server.endpoint).collect();
+        assert_eq!(servers, [&before.server]);
+        let pool = &status.pools[0];
+        assert_eq!((pool.state.as_str(), &pool.generation), ("connected", &before.generation));
+    };
+    let words = ["the cache would be lost: unix:/no/such/server: ", "Nothing was changed"];
+    expect_refusal(&mistaken(&["--now"]), 1, &words);
+    is_as_before(&machine);
+    let said = String::from_utf8(mistaken(&[]).stdout).unwrap();
+    let lines: Vec<_> = said.lines().collect();
+    assert!(lines[1].starts_with(&format!("{}: draining, ", servers[0].address)), "{said}");
+    assert!(lines[2].starts_with("unix:/no/such/server: ") && lines[2].contains("No such file"), "{said}");
+    set(&machine, &[&servers[0]], &[]);
+    is_as_before(&machine);
+    // One that answers is enough.
+    let both = [
+        "set",
+        control.to_str().unwrap(),
+        "--now",
+        "--server",
+        "unix:/no/such/server",
+        "--server",
+        &servers[1].address,
+    ];
+    assert!(run(&both).status.success());
+    expect_left(&mut machine, &servers[0]);
+    machine.run_until_hits(200);
     machine.finish();
 }
 

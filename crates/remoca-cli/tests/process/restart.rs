@@ -281,6 +281,29 @@ fn an_image_of_another_size_is_cold() {
     expect_right(&mut machine);
 }
 
+/// A path that names another file: a copy that was restored, or a mistake.
+#[test]
+fn a_disk_that_has_another_image_is_cold_and_named_in_the_log() {
+    let (_server, mut machine) = machine(Setup { sectors: vec![512, 512], seed: 104, ..Setup::default() });
+    let image = machine.disks[1].image.display().to_string();
+    let said = format!("disk1: {image} is another image than the one that this disk had");
+    machine.settle();
+    machine.program.kill();
+    machine.restart();
+    machine.pages_sent = 0;
+    assert!(!machine.program.log().contains("is another image"), "{}", machine.program.log());
+    machine.settle();
+    machine.program.kill();
+    std::fs::copy(&image, format!("{image}.copy")).unwrap();
+    std::fs::rename(format!("{image}.copy"), &image).unwrap();
+    machine.restart();
+    machine.pages_sent = 0;
+    assert!(machine.program.log().contains(&said), "{}", machine.program.log());
+    assert!(machine.status().disks[1].cold_reason.is_some(), "{}", machine.program.log());
+    expect_right(&mut machine);
+    machine.finish();
+}
+
 #[test]
 fn of_two_disks_only_the_one_that_changed_is_cold() {
     let (_server, mut machine) = machine(Setup { sectors: vec![512, 512], seed: 88, ..Setup::default() });

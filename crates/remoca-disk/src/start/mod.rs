@@ -293,6 +293,13 @@ fn trace(options: &Options, goes_on: bool) -> Result<Option<TraceWriter>> {
 /// Gives each disk the number by which the engine knows it.
 fn number(disks: &mut [Disk], started: &mut EngineStart, is_upgrade: bool) {
     let identities: Vec<_> = disks.iter().map(Disk::identity).collect();
+    for disk in started.replaced(&identities).into_iter().map(|at| &disks[at]) {
+        tracing::warn!(
+            "{}: {} is another image than the one that this disk had. If that is not intended, stop the VM before it writes",
+            disk.name,
+            disk.image
+        );
+    }
     let numbers = started.number_disks(&identities);
     let header = started.state.as_ref().map(StateFile::header);
     for (disk, number) in disks.iter_mut().zip(numbers) {

@@ -19,6 +19,16 @@ pub struct DiskIdentity {
 type Engine = DiskEngine<IndexMemory>;
 
 impl EngineStart {
+    /// Returns the positions of the disks that had another image in a previous process. To be called before
+    /// [`Self::number_disks`].
+    pub fn replaced(&self, disks: &[DiskIdentity]) -> Vec<usize> {
+        let Some(header) = self.state.as_ref().map(StateFile::header) else { return Vec::new() };
+        let known = known(&header, &self.engine, disks);
+        let mut named = known.clone();
+        find(&header, &self.engine, disks, &mut named, |kept, disk| kept.name == disk.name);
+        (0..disks.len()).filter(|at| known[*at].is_none() && named[*at].is_some()).collect()
+    }
+
     /// Returns the number of each disk: the one that it had in a previous process, or one that is free. Removes all other
     /// disks of that process. Keeps the failed flushes of images that are not among these disks.
     ///
@@ -27,12 +37,7 @@ impl EngineStart {
     pub fn number_disks(&mut self, disks: &[DiskIdentity]) -> Vec<DiskIndex> {
         let Self { engine, state, former, .. } = self;
         let header = state.as_ref().map(StateFile::header);
-        let mut numbers = vec![None; disks.len()];
-        if let Some(header) = &header {
-            // A disk that was renamed is still the same image.
-            find(header, engine, disks, &mut numbers, |kept, disk| kept == disk);
-            find(header, engine, disks, &mut numbers, |kept, disk| kept.image == disk.image);
-        }
+        let mut numbers = header.as_ref().map_or(vec![None; disks.len()], |header| known(header, engine, disks));
         for number in engine.index().disks().filter(|number| !numbers.contains(&Some(*number))) {
             remove(header.as_deref(), engine, number);
         }
@@ -111,6 +116,15 @@ impl StateFile {
             engine.set_failed_flush(number, None);
         }
     }
+}
+
+/// Returns the number under which a previous process had the image of each disk, or `None` if it did not have it.
+fn known(header: &Header, engine: &Engine, disks: &[DiskIdentity]) -> Vec<Option<DiskIndex>> {
+    let mut numbers = vec![None; disks.len()];
+    // A disk that was renamed is still the same image.
+    find(header, engine, disks, &mut numbers, |kept, disk| kept == disk);
+    find(header, engine, disks, &mut numbers, |kept, disk| kept.image == disk.image);
+    numbers
 }
 
 /// Finds the numbers of the disks that have none yet: those under which a previous process had disks that are the `same`.

@@ -50,7 +50,7 @@ pub fn foreign_writer(vm: &Vm, _: &Shown) -> Option<Found> {
 pub fn errors(vm: &Vm, _: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.disk_errors, vm.lately.period());
     let found = format!("the disk failed {count} requests {period}; the guest got these errors");
-    (count > 0).then(|| Found::warning("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
+    (count > 0).then(|| Found::failed("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
 }
 
 pub fn slow(_: &Vm, shown: &Shown) -> Option<Found> {
