@@ -4,6 +4,7 @@
 //! as in the C file, which is checked by size. Only this file maps kernel memory, and only as long as [`Capture`] lives.
 
 use std::ffi::OsStr;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -269,8 +270,17 @@ fn keep_in_log(_level: PrintLevel, text: String) {
 fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> AgentError {
     move |error| {
         let log = LOG.take();
+        if is_passing(error.kind()) {
+            return AgentError::Io { context: what.to_owned(), source: io::Error::other(error.to_string()) };
+        }
         AgentError::ProgramRefused { reason: format!("{what}: {}{}", error, hint(&log)), log: tail(&log) }
     }
+}
+
+/// Returns whether another attempt may succeed: the guest has no memory now, or the call was interrupted.
+fn is_passing(kind: libbpf_rs::ErrorKind) -> bool {
+    use libbpf_rs::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
+    matches!(kind, OutOfMemory | Interrupted | WouldBlock)
 }
 
 /// Returns an explanation of a usual refusal, or an empty text if the log shows none.
@@ -278,7 +288,7 @@ fn hint(log: &str) -> &'static str {
     if log.contains("page_offset_base") && log.contains("not resolved") {
         ". The kernel does not list its data symbols (CONFIG_KALLSYMS_ALL), or hides them (kernel.kptr_restrict=2)"
     } else if log.contains("__filemap_remove_folio") && log.contains("not found") {
-        ". The kernel has no function __filemap_remove_folio: Linux 5.17 or later is needed"
+        ". The kernel has no function __filemap_remove_folio: Linux 6.1 or later is needed"
     } else if log.contains("unknown func bpf_probe_read") {
         ". The kernel is locked down (/sys/kernel/security/lockdown says confidentiality), and lets nobody read its memory"
     } else {
@@ -294,6 +304,13 @@ fn tail(log: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The unit starts the agent again after exit code 1, and not after 9.
+    #[test]
+    fn a_guest_without_memory_is_no_refusal_of_its_kernel() {
+        let code = |errno| refused("it")(libbpf_rs::Error::from_raw_os_error(errno)).exit_code();
+        assert_eq!([libc::ENOMEM, libc::EAGAIN, libc::EINTR, libc::EINVAL].map(code), [1, 1, 1, 9]);
+    }
 
     #[test]
     fn program_has_the_maps_and_the_layout_that_this_side_expects() {

@@ -13,7 +13,7 @@ pub enum AgentError {
     Io { context: String, source: io::Error },
 
     #[error(
-        "this kernel offers no type information: {0} is missing. The agent needs Linux 5.17 or later, built with \
+        "this kernel offers no type information: {0} is missing. The agent needs Linux 6.1 or later, built with \
          CONFIG_DEBUG_INFO_BTF=y (Debian, Ubuntu, Fedora and others have it)"
     )]
     NoBtf(PathBuf),

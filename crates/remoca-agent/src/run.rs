@@ -29,6 +29,8 @@ const QUIET_TICK: Duration = Duration::from_millis(100);
 const PAGES_PER_ADVICE: u64 = 4096;
 /// How long to wait at the end for a page that another processor is copying.
 const LAST_PAGES_TIME_MAX: Duration = Duration::from_secs(5);
+/// Longest time for which pages of before are written ahead of the report of a class.
+const PAGES_OF_BEFORE_TIME_MAX: Duration = Duration::from_secs(1);
 /// Longest time between two reports of the statistics: the host tells by them that the agent runs.
 const REPORT_INTERVAL_MAX: Duration = Duration::from_secs(10);
 const RETRY_DELAY_MIN: Duration = Duration::from_secs(1);
@@ -225,10 +227,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Reports which classes of pages come from now on, after the pages that were captured before.
+    /// Reports which classes of pages come from now on, after the pages that were captured before. Capture goes on meanwhile: where
+    /// pages come as fast as the port takes them, a few of before come later.
     fn report_classes(&mut self, now: Instant) {
-        if self.classes > 1 {
-            self.write_all_pages(now + LAST_PAGES_TIME_MAX);
+        let give_up_at = now + PAGES_OF_BEFORE_TIME_MAX;
+        while self.classes > 1 && Instant::now() < give_up_at && self.goes_on_writing() {
+            std::thread::yield_now();
         }
         let statistics = self.statistics();
         self.report(now, statistics);
@@ -306,7 +310,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Writes the pages that are ready or being copied. Stops waiting for the latter at `give_up_at`.
+    /// Writes a batch of the pages that are ready. Returns whether there were any, or some are being copied.
+    fn goes_on_writing(&mut self) -> bool {
+        self.write_pages(self.batch_page_count_max) > 0 || self.ring.is_being_filled()
+    }
+
+    /// Writes the pages that are ready or being copied, while capture is paused. Stops waiting for the latter at `give_up_at`.
     fn write_all_pages(&mut self, give_up_at: Instant) {
         while self.write_pages(self.batch_page_count_max) > 0
             || (self.ring.is_being_filled() && Instant::now() < give_up_at)

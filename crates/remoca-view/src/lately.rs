@@ -34,6 +34,11 @@ pub struct Lately {
     pub unknown_pages: u64,
     pub reads: u64,
     pub misaligned_reads: u64,
+    /// Evicted pages that the agent took, and that it could not take.
+    #[serde(default)]
+    pub captured: u64,
+    #[serde(default)]
+    pub uncaptured: u64,
 }
 
 impl Lately {
@@ -41,6 +46,7 @@ impl Lately {
     #[must_use]
     pub fn of(status: &Status) -> Self {
         let count = |name| counter(status, name);
+        let agent = status.port.as_ref().and_then(|port| port.agent.as_ref());
         Self {
             seconds: status.uptime_s,
             is_since_start: true,
@@ -55,6 +61,8 @@ impl Lately {
             unknown_pages: count("evictions_unmatched"),
             reads: count("reads"),
             misaligned_reads: count("misaligned_reads"),
+            captured: agent.map_or(0, |agent| agent.captured),
+            uncaptured: agent.map_or(0, |agent| agent.lost),
         }
     }
 
@@ -75,6 +83,9 @@ impl Lately {
             unknown_pages: since(|counts| counts.unknown_pages),
             reads: since(|counts| counts.reads),
             misaligned_reads: since(|counts| counts.misaligned_reads),
+            // They begin again with the agent.
+            captured: since(|counts| counts.captured),
+            uncaptured: since(|counts| counts.uncaptured),
         }
     }
 

@@ -18,6 +18,13 @@ const WINDOW: u32 = 1024;
 const ADVICE_WINDOW: u32 = 4096;
 /// Largest advice: the agent sends one page in this many.
 pub(super) const ADVICE_MAX: u32 = 1024;
+/// An agent trickles that sends less than one page for this many blocks read from the disk, of at least so many.
+const TRICKLE_SHARE: u64 = 8;
+const TRICKLE_READS_MIN: u64 = 16384;
+/// It works again when it has sent one page for at most this many blocks, and at least so many pages, of so many blocks read.
+const RETURN_SHARE: u64 = 4;
+const RETURN_MIN: u64 = 64;
+const RETURN_READS: u64 = 16384;
 /// Number of blocks admitted on read for each one that enters as the newest. With it, the cache follows a changing
 /// workload (bimodal insertion, Qureshi et al., ISCA 2007).
 const BIMODAL: u64 = 32;
@@ -27,20 +34,34 @@ const BIMODAL: u64 = 32;
 pub enum Admission {
     /// Pages that the agent reports as evicted.
     Evictions,
-    /// Frames, before a read overwrites them: there is no agent, or it fell silent.
+    /// Frames, before a read overwrites them: there is no agent, it fell silent, or what it sends is a trickle beside what the
+    /// guest reads.
     Frames,
     /// Blocks that the guest reads, because frames show nothing either. Most of these blocks enter as the next to be
     /// discarded.
     Reads,
 }
 
+/// Whether the agent counts as the source of what the guest evicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Agent {
+    Works,
+    /// There is none, or it fell silent. Its next page makes it work.
+    Silent,
+    /// What it sends is a trickle beside what the guest reads: most reads do not go through the guest's page cache (O_DIRECT).
+    Trickles,
+}
+
 /// State of the three sources.
 #[derive(Debug)]
 struct Sources {
     has_port: bool,
-    agent: bool,
+    agent: Agent,
     /// Blocks read from the disk since the agent's last page.
     blocks_since_eviction: u64,
+    /// Blocks read from the disk, and pages evicted meanwhile, since the agent was judged last.
+    read: u64,
+    evicted: u64,
     frames: Frames,
 }
 
@@ -59,31 +80,54 @@ struct Frames {
 impl Sources {
     fn new(has_port: bool, frame_sample: u32) -> Self {
         let frames = Frames { sample: frame_sample, pay: false, passed: 0, looked: 0, known: 0 };
-        Self { has_port, agent: has_port, blocks_since_eviction: 0, frames }
+        let agent = if has_port { Agent::Works } else { Agent::Silent };
+        Self { has_port, agent, blocks_since_eviction: 0, read: 0, evicted: 0, frames }
     }
 
     fn admission(&self) -> Admission {
         match (self.agent, self.frames.pay) {
-            (true, _) => Admission::Evictions,
-            (false, true) => Admission::Frames,
-            (false, false) => Admission::Reads,
+            (Agent::Works, _) => Admission::Evictions,
+            (_, true) => Admission::Frames,
+            (_, false) => Admission::Reads,
         }
     }
 
-    fn note_eviction(&mut self) {
+    /// Notes a page of the agent that stands for `pages` evicted ones.
+    fn note_eviction(&mut self, pages: u32) {
         self.blocks_since_eviction = 0;
-        self.agent = self.has_port;
+        self.evicted += u64::from(pages);
+        let works = match self.agent {
+            Agent::Works => false,
+            Agent::Silent => self.has_port,
+            Agent::Trickles => self.evicted >= RETURN_MIN && self.evicted * RETURN_SHARE >= self.read,
+        };
+        if works {
+            self.judge_as(Agent::Works);
+        }
     }
 
-    /// Adds `blocks` to the blocks read since the agent's last page. If they exceed `resident`, the blocks that the
-    /// guest's memory holds, the agent no longer counts as working.
+    /// Notes `blocks` read from the disk. The agent no longer counts as working if more than `resident` of them, the blocks that the
+    /// guest's memory holds, came since its last page, or many times as many as it sent pages.
     fn note_read(&mut self, blocks: u64, resident: u64) {
         self.blocks_since_eviction += blocks;
-        self.agent &= self.blocks_since_eviction <= resident;
+        self.read += blocks;
+        match self.agent {
+            Agent::Works if self.blocks_since_eviction > resident => self.judge_as(Agent::Silent),
+            Agent::Works if self.read > resident.max(TRICKLE_READS_MIN) => {
+                let trickles = self.evicted * TRICKLE_SHARE < self.read;
+                self.judge_as(if trickles { Agent::Trickles } else { Agent::Works });
+            }
+            Agent::Trickles if self.read > RETURN_READS => self.judge_as(Agent::Trickles),
+            Agent::Works | Agent::Silent | Agent::Trickles => {}
+        }
+    }
+
+    fn judge_as(&mut self, agent: Agent) {
+        (self.agent, self.read, self.evicted) = (agent, 0, 0);
     }
 
     fn examines_frames(&self) -> bool {
-        !self.agent && self.frames.sample > 0
+        self.agent != Agent::Works && self.frames.sample > 0
     }
 
     fn wants_frame(&mut self) -> bool {
@@ -156,8 +200,8 @@ impl Admit {
         self.sources.admission()
     }
 
-    /// Adds `blocks`, read from the disk, to the blocks read since the agent's last page. If they exceed `resident`,
-    /// the blocks that the guest's memory holds, the agent no longer counts as working.
+    /// Notes `blocks` read from the disk. The agent no longer counts as working if more than `resident` of them, the blocks that the
+    /// guest's memory holds, came since its last page, or many times as many as it sent pages.
     pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
         self.sources.note_read(blocks, resident);
     }
@@ -178,10 +222,10 @@ impl Admit {
         self.sources.wants_frame()
     }
 
-    /// Marks the agent as working if there is an eviction port, and restarts the count of blocks read since its last
-    /// page.
-    pub(super) fn note_eviction(&mut self) {
-        self.sources.note_eviction();
+    /// Notes a page of the agent that stands for `pages` evicted ones. An agent that was silent works if there is an eviction port; one
+    /// that trickles, if it sends enough.
+    pub(super) fn note_eviction(&mut self, pages: u32) {
+        self.sources.note_eviction(pages);
     }
 
     /// Counts the outcome for a page that the agent sent, in `stats` and for the advice to the agent.
@@ -220,5 +264,54 @@ impl Admit {
     /// Returns the advice to the agent: 0 to send every page, or N to send one page in N.
     pub(super) fn advice(&self) -> u32 {
         self.feedback.one_of
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A database that reads with O_DIRECT: what its guest evicts is a trickle, and keeps nothing of it out of the cache.
+    #[test]
+    fn an_agent_that_sends_little_does_not_keep_out_what_is_read_past_the_page_cache() {
+        let mut admit = Admit::new(true, 64);
+        let mut after = |blocks_per_page: u64, pages: u32, one_of: u32| {
+            for _ in 0..pages {
+                admit.note_read(blocks_per_page, 4096);
+                admit.note_eviction(one_of);
+            }
+            admit.admission()
+        };
+        assert_eq!(after(7, 10_000, 1), Admission::Evictions, "a seventh of the reads goes through the page cache");
+        assert_eq!(after(700, 1000, 128), Admission::Evictions, "one class of the pages is sent");
+        assert_eq!(after(40, 2000, 1), Admission::Reads);
+        assert_eq!(after(40, 2000, 1), Admission::Reads, "a page in a while changes nothing");
+        assert_eq!(after(5, 10_000, 1), Admission::Reads, "nor do a few more");
+        assert_eq!(after(3, 10_000, 1), Admission::Evictions, "the page cache is used again");
+        assert_eq!(after(5000, 1, 1), Admission::Evictions, "its page is the first of a silent agent");
+    }
+
+    #[test]
+    fn an_agent_that_trickles_is_not_judged_by_few_reads_or_pages() {
+        let mut admit = Admit::new(true, 64);
+        admit.note_eviction(1);
+        for blocks in [TRICKLE_READS_MIN - 1, 1] {
+            admit.note_read(blocks, u64::MAX);
+            assert_eq!(admit.admission(), Admission::Evictions);
+        }
+        // A small guest.
+        let mut admit = Admit::new(true, 64);
+        for _ in 0..=TRICKLE_READS_MIN / 64 {
+            assert_eq!(admit.admission(), Admission::Evictions);
+            admit.note_read(64, 64);
+            admit.note_eviction(1);
+        }
+        assert_eq!(admit.admission(), Admission::Reads);
+        for _ in 2..RETURN_MIN {
+            admit.note_eviction(1);
+            assert_eq!(admit.admission(), Admission::Reads, "a few pages are none");
+        }
+        admit.note_eviction(1);
+        assert_eq!(admit.admission(), Admission::Evictions);
     }
 }

@@ -1,7 +1,7 @@
 //! Evicted pages: which of them go to the cache.
 
 use super::policy::{CLASSES, Insertion};
-use super::{Admitted, DiskEngine, Evicted};
+use super::{Admission, Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place, SlotCounts, Tiers};
 use crate::rules::Rule;
@@ -37,7 +37,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Judges an evicted page of this content, as [`Self::handle_evicted`] does. If this returns [`Evicted::Admit`], the caller must
     /// send the page that the content is of.
     pub fn handle_evicted_content(&mut self, content: EvictedContent) -> Evicted {
-        self.admit.note_eviction();
+        self.admit.note_eviction(self.advice().max(self.agent_classes).max(1));
+        self.follow_classes();
         let evicted = self.judge(content.0);
         self.admit.count_evicted(evicted, &mut self.stats);
         evicted
@@ -65,8 +66,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// other number than [`Self::class_advice`] gives is none.
     pub fn handle_agent(&mut self, classes: u32) {
         self.agent_classes = if classes == CLASSES { CLASSES } else { 1 };
-        self.policy.see_class_of(self.agent_classes);
         self.admit.see_class_of(self.agent_classes);
+        self.follow_classes();
+    }
+
+    /// Returns of how many classes of evicted pages one is seen: the agent's, or 1 while pages come from frames and reads.
+    pub(super) fn classes_seen(&self) -> u32 {
+        if self.admit.admission() == Admission::Evictions { self.agent_classes } else { 1 }
+    }
+
+    /// Follows a change of the classes that are seen.
+    pub(super) fn follow_classes(&mut self) {
+        self.policy.see_class_of(self.classes_seen());
     }
 
     /// Returns whether [`Self::wants_frame`] may want any frame at present.

@@ -176,6 +176,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
         let resident = u64::from(self.index.layout().resident_limit().0);
         self.admit.note_read(block_count(range), resident);
+        self.follow_classes();
         self.disks.note_swap_headers(disk, range, data, &mut self.index);
         self.note_contents(disk, range, data, false);
         if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {
@@ -199,7 +200,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 self.admit_swapped_in(id, content, offset);
             } else if by_read && content != self.prints.zero() {
                 self.admit_read(id, content, offset);
-            } else if self.agent_classes > 1 && self.index.cached(content).is_some() {
+            } else if self.classes_seen() > 1 && self.index.cached(content).is_some() {
                 // Its eviction will probably not be seen, so the page stays as the newest.
                 self.index.offer(content, Place::Tail, Tiers::default());
             }

@@ -161,7 +161,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Follows a change of what is seen of evictions.
     fn follow_evictions(&mut self) {
         let has_agent = self.admit.admission() == Admission::Evictions;
-        let classes = if has_agent { self.agent_classes } else { 1 };
+        let classes = self.classes_seen();
         self.curves.see_class_of(classes);
         if classes == 1 {
             self.curves.see_one_of(if has_agent { self.advice().max(1) } else { 1 });

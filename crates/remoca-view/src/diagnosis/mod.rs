@@ -40,7 +40,7 @@ pub struct Problem {
 type Rule = (&'static str, fn(&Vm, &Shown) -> Option<Found>);
 
 /// All rules, in the order in which their problems are shown.
-const RULES: [Rule; 25] = [
+const RULES: [Rule; 26] = [
     ("failed-flush", disk::failed_flush),
     ("disk-unreachable", disk::unreachable),
     ("image-shrunk", disk::shrunk),
@@ -55,6 +55,7 @@ const RULES: [Rule; 25] = [
     ("full-server", server::full),
     ("server-lost-pages", server::lost_pages),
     ("agent-gone", |_, shown| guest::agent(&shown.status).and_then(Found::from_finding)),
+    ("agent-loses-pages", guest::lost_pages),
     ("disk-not-attached", |_, shown| Found::from_finding(guest::attached(&shown.status))),
     ("disks-elsewhere", guest::migrated),
     ("unknown-content", guest::unknown_content),

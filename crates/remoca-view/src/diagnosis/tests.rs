@@ -4,6 +4,7 @@ use super::*;
 use crate::snapshot::{Answer, Taker};
 use crate::testing::{full_status, snapshot};
 use remoca_protocol::control::{KnownServerStatus, NormalLatency, PoolStatus};
+use serde_json::json;
 
 /// Returns the problems of one VM with a change.
 fn problems(change: impl Fn(&mut Status)) -> Vec<Problem> {
@@ -133,6 +134,11 @@ fn each_fault_is_named_first() {
         status.hedging.server = Some(NormalLatency { p50_us: 200.0, p99_us: 900.0 });
         status.hedging.disk = Some(NormalLatency { p50_us: 7_000.0, p99_us: 9_000.0 });
         status.latency.read_from_disk.p50_us = 7_000.0;
+    });
+    expect_first("agent-loses-pages", &["no room for 90000 of 100000 evicted pages", "--ring"], |status| {
+        let port = status.port.as_mut().expect("a port");
+        let agent = json!({"captured": 10_000, "lost": 90_000, "sampled_out": 0, "written": 0, "cookie": 0});
+        port.agent = Some(serde_json::from_value(agent).expect("statistics"));
     });
     expect_first("unknown-content", &["dm-crypt"], |status| {
         let evicted = status.counters["evictions_reported"];

@@ -1,5 +1,6 @@
 //! A guest without an agent: what its frames held before reads overwrite them.
 
+use super::super::policy::CLASSES;
 use super::*;
 
 fn agentless() -> Bench {
@@ -87,6 +88,22 @@ fn what_was_read_long_ago_is_known_when_its_frame_is_looked_at() {
         bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(u8::try_from(bno + 1).unwrap()));
     }
     assert!((0..40).all(|bno| bench.known(bno)));
+}
+
+/// An agent that is killed does not say that it no longer sends one class.
+#[test]
+fn the_class_that_an_agent_sent_is_forgotten_with_the_agent() {
+    let mut bench = Bench::large();
+    bench.engine.handle_agent(CLASSES);
+    assert_eq!(bench.engine.classes_seen(), CLASSES);
+    bench.engine.handle_evicted(&page(9));
+    let resident = u64::from(bench.engine.index().layout().resident_limit().0);
+    for bno in 0..=resident {
+        bench.do_from_disk(GuestOp::Read(blocks(100 + bno % 1000, 1)), &page(100));
+    }
+    assert_eq!((bench.engine.status().admission, bench.engine.classes_seen()), (Admission::Reads, 1));
+    bench.engine.handle_evicted(&page(9));
+    assert_eq!(bench.engine.classes_seen(), CLASSES, "it was only silent");
 }
 
 #[test]
