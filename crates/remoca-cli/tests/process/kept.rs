@@ -3,8 +3,9 @@
 use super::ablation::binary;
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
-use super::support::program::{Serve, run};
+use super::support::program::{REMOCA, Serve, run};
 use super::support::{PATIENCE, wait_until};
+use super::upgrade;
 use remoca_frontend::testing::Command;
 use remoca_io::fake_manager::FakeManager;
 use remoca_io::lock::{lock, retry_while_in_use};
@@ -116,6 +117,25 @@ fn a_guest_stays_connected_over_a_restart_and_a_kill_after_an_upgrade() {
         machine.run(5);
         assert_eq!(machine.reconnects, 0);
     }
+    go_on(machine);
+}
+
+/// The program that was to take over has the connections, and does not start. The guest says nothing meanwhile.
+#[test]
+fn an_upgrade_that_fails_at_the_last_step_keeps_the_connections() {
+    let (_server, manager, mut machine) = machine(Setup::default());
+    wait_until_kept(&machine);
+    machine.run(5);
+    let count = manager.names().len();
+    let program = upgrade::script(machine.folder.path(), "vanishes", &format!("#!/bin/sh\n{REMOCA} \"$@\" && rm $0\n"));
+    let (is_done, said) = upgrade::end(upgrade::begin(&machine.control(), Some(&program)));
+    assert!(!is_done && said.contains("new program cannot be started"), "{said}");
+    wait_until("the connections are kept again", || manager.names().len() == count);
+    wait_until_kept(&machine);
+    machine.program.kill();
+    machine.respawn();
+    machine.run(5);
+    assert_eq!(machine.reconnects, 0);
     go_on(machine);
 }
 

@@ -142,7 +142,16 @@ fn an_image_that_grows_while_its_vm_moves_is_larger_there() {
     expect_warm(&mut machine);
     assert_eq!(machine.disks[0].guest.capacity().unwrap(), 10 << 20);
     machine.run_until_hits(50);
+    expect_refusal(&run(&["disk", "rescan", left.host.join("control").to_str().unwrap()]), 1, &["say it there"]);
     left.program.terminate();
+    // Here it is noticed as before.
+    let disk = &mut machine.disks[0];
+    disk.guest.listen().unwrap();
+    std::fs::File::options().write(true).open(&disk.image).unwrap().set_len(12 << 20).unwrap();
+    disk.model.resize(12 << 20);
+    disk.guest.wait_for_change();
+    assert_eq!(disk.guest.capacity().unwrap(), 12 << 20);
+    machine.run_until_hits(50);
     machine.finish();
 }
 
@@ -209,6 +218,7 @@ fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     assert!(machine.program.log().contains("pages cached, all in order"), "{}", machine.program.log());
     machine.run(20);
     machine.program.terminate();
+    assert!(machine.control().with_file_name("test.state.curves").exists(), "its curves are kept");
     // Restarts it as a service manager does: with all of its options.
     let address = address(&machine, "b");
     let options = wait_at(&machine, &address);

@@ -38,7 +38,7 @@ impl Driver {
                 self.migration.migrate(&mut self.vm, &to, &key, request, is_draining);
                 continue;
             }
-            if request.command == Command::Rescan {
+            if request.command == Command::Rescan && self.migration.serves() {
                 let Vm { sizes, guests, host, .. } = &mut self.vm;
                 sizes.measure_for(request, guests.disks_mut(), host.instant());
                 continue;
@@ -99,7 +99,7 @@ impl Driver {
             Command::Set { servers: Some(servers), cache_bytes: None, local_bytes: None, enabled: None, at_once } => {
                 self.set_servers(servers, if *at_once { Leaving::AtOnce } else { Leaving::Drained })
             }
-            Command::Rescan => Err("it is answered when all images have told their sizes".into()),
+            Command::Rescan => Err("its disks are with another process: say it there".into()),
             Command::Upgrade { .. } | Command::RemoveDisk { .. } => {
                 Err("an upgrade is answered when it is done".into())
             }

@@ -42,6 +42,15 @@ impl KeptCurves {
         Self { path, kept_at: now, read_blocks: engine.stats().read_blocks, copying: None }
     }
 
+    /// Has the curves outlive this process from now on, beside the state file `state` if there is one.
+    pub(super) fn keep_beside(&mut self, state: Option<&Path>) {
+        self.path = state.map(curves_beside);
+        if let Some(path) = &self.path {
+            // What is there, if anything, is of another key.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
     /// Has another thread write the curves, if that is due.
     pub(super) fn run_timer(&mut self, engine: &Engine, now: Instant, aside: &Aside) {
         let Some(path) = &self.path else { return };

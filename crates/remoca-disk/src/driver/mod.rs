@@ -390,7 +390,7 @@ impl Driver {
         vm.run_link_timers(now);
         vm.run_store_timers(now);
         vm.curves.run_timer(&vm.engine, now, vm.size.aside());
-        vm.sizes.run_timers(!is_draining, vm.guests.disks_mut(), now);
+        vm.sizes.run_timers(!is_draining && migration.serves(), vm.guests.disks_mut(), now);
     }
 
     fn follow_migration(&mut self) {

@@ -71,13 +71,12 @@ impl Sizes {
     }
 
     /// Starts to measure each image that is not being measured. Returns whether any can be.
-    fn look(&mut self, disks: &mut [Disk], now: Instant) -> bool {
+    fn look(&mut self, disks: &mut [Disk]) -> bool {
         let mut any = false;
         for (size, disk) in self.disks.iter_mut().zip(disks) {
             if disk.store.measure() {
                 any = true;
                 size.begun = size.ended + 1;
-                disk.store.kick(now);
             }
         }
         any
@@ -96,14 +95,14 @@ impl Sizes {
         };
         let wanted = self.disks.iter().zip(&mut *disks).map(is_measured).collect();
         self.clients.push(Client { request, wanted, give_up_at: now + ANSWER_TIME_MAX });
-        self.look(disks, now);
+        self.look(disks);
     }
 
     /// Measures the images if that is due and the process `is_idle`: it does not stop, and nobody else is about to have
     /// the disks.
     pub(super) fn run_timers(&mut self, is_idle: bool, disks: &mut [Disk], now: Instant) {
         if self.look_at.is_some_and(|at| at <= now) {
-            let can_look = !is_idle || self.look(disks, now);
+            let can_look = !is_idle || self.look(disks);
             self.look_at = can_look.then(|| now + LOOK_EVERY);
         }
     }
@@ -161,7 +160,7 @@ impl Sizes {
             guests.resize_export(disk, new);
         }
         if self.clients.iter().any(|client| client.wanted[disk] > self.disks[disk].ended) {
-            self.look(guests.disks_mut(), host.instant());
+            self.look(guests.disks_mut());
         }
     }
 }

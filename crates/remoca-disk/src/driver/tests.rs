@@ -27,16 +27,16 @@ use std::time::Instant;
 const DISK_SIZE: u64 = 1 << 20;
 const PAGE: GuestOp = GuestOp::Read(ByteRange { offset: 0, length: PAGE_SIZE_U64 });
 
-/// A store without an image: nobody can have changed it, and nothing of it outlives its use.
+/// A store without an image: nobody can have changed it, and nothing of it outlives its use. Whether it tells its size again.
 macro_rules! leaves_nothing_behind {
-    ($store:ty) => {
+    ($store:ty, $measures:literal) => {
         impl Identity for $store {
             fn look(&mut self) -> bool {
                 false
             }
 
             fn measure(&mut self) -> bool {
-                false
+                $measures
             }
 
             fn stamp_at_opening(&self) -> Option<ImageStamp> {
@@ -131,7 +131,7 @@ impl DataPath for HangingStore {
     }
 }
 
-leaves_nothing_behind!(HangingStore);
+leaves_nothing_behind!(HangingStore, false);
 
 fn disk(submitted: &Submitted) -> Disk {
     let geometry = ExportGeometry { can_trim: false, can_write_zeroes: false, ..ExportGeometry::of_disk(DISK_SIZE) };

@@ -71,7 +71,7 @@ impl ControlThread {
     ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             name: config.name.clone(),
-            pause: Pause::new(io.wake.clone()),
+            pause: Pause::new(io.wake.clone())?,
             stop: wake::new()?,
             stopping: AtomicBool::new(false),
             finished: AtomicBool::new(false),
@@ -183,6 +183,7 @@ enum Arrival {
 #[derive(PartialEq, Eq)]
 enum Woken {
     Readable,
+    /// The time is over, or the event was raised.
     TimedOut,
     /// The device is to end, or the wait failed.
     Over,
@@ -195,7 +196,7 @@ impl Shared {
             tracing::error!(%error, "cannot use the listening socket");
             return None;
         }
-        while self.wait(listener, None) == Woken::Readable {
+        while self.wait(listener, None, None) == Woken::Readable {
             let work = self.pause.begin_work();
             match listener.accept() {
                 Ok((stream, _)) => return Some((work, stream)),
@@ -203,7 +204,7 @@ impl Shared {
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a front end");
                     drop(work);
-                    self.wait(&self.stop, Some(ACCEPT_RETRY));
+                    self.wait(&self.stop, None, Some(ACCEPT_RETRY));
                 }
             }
         }
@@ -317,7 +318,8 @@ impl Shared {
     ) -> (Work<'_>, VhostError) {
         loop {
             let timeout = keeper.as_ref().and_then(Keeper::retries_after);
-            let woken = self.wait(watch, timeout);
+            // A pause that ends has let another program have what is kept, and that program did not start.
+            let woken = self.wait(watch, Some(self.pause.ended()), timeout);
             let work = self.pause.begin_work();
             match woken {
                 Woken::Readable if self.begin_message(keeper) => {
@@ -361,14 +363,19 @@ impl Shared {
         }
     }
 
-    /// Waits until `source` is readable or `timeout` has passed.
-    fn wait(&self, source: impl AsFd, timeout: Option<Duration>) -> Woken {
+    /// Waits until `source` is readable, `event` is raised or `timeout` has passed.
+    fn wait(&self, source: impl AsFd, event: Option<&OwnedFd>, timeout: Option<Duration>) -> Woken {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         while !self.stopping.load(Ordering::SeqCst) {
-            let mut sources = [PollFd::new(&source, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
+            let mut sources = [source.as_fd(), self.stop.as_fd(), event.unwrap_or(&self.stop).as_fd()]
+                .map(|source| PollFd::from_borrowed_fd(source, PollFlags::IN));
             match poll(&mut sources, timeout.as_ref()) {
                 Ok(0) => return Woken::TimedOut,
                 Ok(_) if !sources[0].revents().is_empty() => return Woken::Readable,
+                Ok(_) if event.is_some() && !sources[2].revents().is_empty() => {
+                    event.into_iter().for_each(wake::clear);
+                    return Woken::TimedOut;
+                }
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     tracing::error!(%error, "cannot wait for the front end");

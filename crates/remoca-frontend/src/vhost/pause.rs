@@ -4,6 +4,7 @@
 //! So a pause begins between two messages, and the I/O thread is woken when a message that delayed it is done.
 
 use remoca_io::wake;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -13,6 +14,8 @@ pub(super) struct Pause {
     over: Condvar,
     /// The eventfd of the I/O thread.
     wake: Arc<OwnedFd>,
+    /// The eventfd of the control thread, raised when a pause ends.
+    ended: OwnedFd,
 }
 
 #[derive(Default)]
@@ -27,8 +30,13 @@ pub(super) struct Work<'a>(&'a Pause);
 
 impl Pause {
     /// Creates a pause that is not wanted. Its end of work wakes the I/O thread by `wake`.
-    pub fn new(wake: Arc<OwnedFd>) -> Self {
-        Self { state: Mutex::default(), over: Condvar::new(), wake }
+    pub fn new(wake: Arc<OwnedFd>) -> io::Result<Self> {
+        Ok(Self { state: Mutex::default(), over: Condvar::new(), wake, ended: wake::new()? })
+    }
+
+    /// Returns the eventfd that is raised when a pause ends: the program that was to continue the connection does not.
+    pub fn ended(&self) -> &OwnedFd {
+        &self.ended
     }
 
     /// Waits until no pause is wanted, and returns the permission to handle one message.
@@ -59,6 +67,7 @@ impl Pause {
     pub fn end(&self) {
         self.state().wanted = false;
         self.over.notify_all();
+        wake::raise(&self.ended);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -83,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_pause_waits_for_the_message_and_the_next_message_for_its_end() {
-        let pause = Pause::new(Arc::new(wake::new().unwrap()));
+        let pause = Pause::new(Arc::new(wake::new().unwrap())).unwrap();
         let work = pause.begin_work();
         assert!(!pause.begin() && !pause.has_begun());
         drop(work);
@@ -98,7 +107,9 @@ mod tests {
                 begun.send(()).unwrap();
             });
             assert!(told.try_recv().is_err());
+            assert!(rustix::io::read(&pause.ended, &mut [0; 8]).is_err());
             pause.end();
+            rustix::io::read(&pause.ended, &mut [0; 8]).expect("the control thread is woken");
             told.recv().unwrap();
         });
         assert!(!pause.has_begun());

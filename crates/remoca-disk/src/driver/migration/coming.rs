@@ -205,6 +205,7 @@ impl Migration {
         }
         if let Some(state) = state {
             vm.keep_in(state, &former, &self.config);
+            vm.curves.keep_beside(vm.warmth.path());
         }
         vm.tell_servers(Leaving::AtOnce);
         self.owes_mark = self.lock_reaches && !vm.guests.is_running();

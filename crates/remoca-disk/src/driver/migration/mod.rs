@@ -265,6 +265,8 @@ impl Migration {
         // The disks are no longer about to come, so waiting requests are examined again.
         vm.guests.pop_again();
         self.do_migration(vm);
+        // Meanwhile it had the size for what might come.
+        vm.fit_index(self.is_idle());
     }
 
     /// Executes the actions of the ownership machine. Returns whether there were any.

@@ -124,7 +124,7 @@ impl DataPath for ScriptedStore {
     }
 }
 
-leaves_nothing_behind!(ScriptedStore);
+leaves_nothing_behind!(ScriptedStore, true);
 
 fn device() -> DeviceConfig {
     let mut config = DeviceConfig::disk("test", "test", DISK_BYTES);
