@@ -1,19 +1,22 @@
-//! A guest without an agent. If its kernel leaves freed pages unchanged, a read overwrites pages that the guest evicted,
-//! and these pages fill the cache. If the kernel zeroes pages, as Debian's does, blocks are admitted as they are read.
+//! Where the pages of the cache come from. Without an agent, if the guest's kernel leaves freed pages unchanged, a read overwrites
+//! pages that the guest evicted, and these pages fill the cache. If the kernel zeroes pages, as Debian's does, blocks are
+//! admitted as they are read. So are they beside an agent if nearly all reads pass the page cache by.
 
-use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow};
-use remoca_lab::{Lab, store, workload::dataset};
+use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, slow, start_agent, stop_agent};
+use remoca_lab::{Guest, Lab, store, workload::dataset};
 use remoca_protocol::control::Status;
 
-/// Makes a guest of 192 MiB read 256 MiB of files three times. `check` receives the status after the last time.
-fn read_files(name: &str, kernel_arg: &str, check: impl FnOnce(&Status)) -> Result<()> {
+/// Boots a guest of 192 MiB with 256 MiB of files in /mnt/set.
+fn guest_with_files(name: &str, kernel_arg: &str, has_port: bool) -> Result<(Host, Guest)> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "512M")?;
     let (image, files) = (host.folder().join("data.img"), host.folder().join("files"));
     dataset::create(&files.join("set"), 4, 64 << 20, 6)?;
     // From 512 MiB on, blocks of the file system are as large as pages.
     store::ext4_of_folder(&image, 576 << 20, &files)?;
-    host.without_port();
+    if !has_port {
+        host.without_port();
+    }
     host.start_server()?;
     let disk = slow(&image, &host, 5)?;
     host.start_process(&[Image { name: "data", path: disk.uri().into(), options: "" }], "384M", &[])?;
@@ -22,6 +25,12 @@ fn read_files(name: &str, kernel_arg: &str, check: impl FnOnce(&Status)) -> Resu
     config.kernel_args.push(kernel_arg.into());
     let mut guest = config.boot(&lab)?;
     guest.run("mount -o noatime,noinit_itable $(disk-by-serial data) /mnt", LIMIT)?;
+    Ok((host, guest))
+}
+
+/// Makes a guest read its files three times. `check` receives the status after the last time.
+fn read_files(name: &str, kernel_arg: &str, check: impl FnOnce(&Status)) -> Result<()> {
+    let (mut host, mut guest) = guest_with_files(name, kernel_arg, false)?;
     for _ in 0..3 {
         guest.run("remoca-workload verify --dir /mnt/set", LIMIT)?;
     }
@@ -66,4 +75,32 @@ fn where_pages_are_zeroed_reads_fill_the_cache_and_frames_are_left_alone() -> Re
         assert!(count("read_admissions") > 30_000 && count("hit_blocks") > 30_000, "{status:?}");
         assert!(count("frames_looked_at") * 32 < count("read_blocks"), "only a sample is looked at: {status:?}");
     })
+}
+
+/// A database with a cache of its own reads so, beside which a guest always evicts a little. The agent reports that, and no page
+/// of the database.
+#[test]
+fn reads_past_the_page_cache_fill_the_cache_although_an_agent_reports_what_else_is_evicted() -> Result<()> {
+    let (mut host, mut guest) = guest_with_files("direct", "init_on_alloc=1", true)?;
+    start_agent(&mut guest)?;
+    for _ in 0..4 {
+        guest.run("remoca-workload verify --direct --dir /mnt/set", LIMIT)?;
+        guest.run("head -q -c 1M /mnt/set/* > /dev/null && echo 1 > /proc/sys/vm/drop_caches", LIMIT)?;
+    }
+    let status = host.wait_until("the agent has reported what was evicted", |status| status.counters["evictions_reported"] > 1000)?;
+    let count = |name: &str| status.counters[name];
+    println!(
+        "admission by {}; {} evictions reported; {} blocks admitted by read; {} of {} blocks hit",
+        status.cache.admission,
+        count("evictions_reported"),
+        count("read_admissions"),
+        count("hit_blocks"),
+        count("read_blocks"),
+    );
+    assert_ne!(status.cache.admission, "evictions", "{status:?}");
+    assert!(count("read_admissions") > 30_000 && count("hit_blocks") > 30_000, "{status:?}");
+    assert_kernel_is_content(&mut guest)?;
+    stop_agent(&mut guest)?;
+    guest.shut_down()?;
+    host.stop_process()
 }

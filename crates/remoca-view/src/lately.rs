@@ -39,6 +39,9 @@ pub struct Lately {
     pub captured: u64,
     #[serde(default)]
     pub uncaptured: u64,
+    /// Cookie of the agent that counted them. Its counts begin again when it is started again.
+    #[serde(skip)]
+    agent: Option<u64>,
 }
 
 impl Lately {
@@ -63,12 +66,15 @@ impl Lately {
             misaligned_reads: count("misaligned_reads"),
             captured: agent.map_or(0, |agent| agent.captured),
             uncaptured: agent.map_or(0, |agent| agent.lost),
+            agent: agent.map(|agent| agent.cookie),
         }
     }
 
     /// Returns the counts since `earlier`, both of which began at the same time.
     fn since(&self, earlier: &Self) -> Self {
         let since = |count: fn(&Self) -> u64| count(self).saturating_sub(count(earlier));
+        let is_new_agent = self.agent != earlier.agent;
+        let since_agent = |count: fn(&Self) -> u64| if is_new_agent { count(self) } else { since(count) };
         Self {
             seconds: self.seconds - earlier.seconds,
             is_since_start: false,
@@ -83,9 +89,9 @@ impl Lately {
             unknown_pages: since(|counts| counts.unknown_pages),
             reads: since(|counts| counts.reads),
             misaligned_reads: since(|counts| counts.misaligned_reads),
-            // They begin again with the agent.
-            captured: since(|counts| counts.captured),
-            uncaptured: since(|counts| counts.uncaptured),
+            captured: since_agent(|counts| counts.captured),
+            uncaptured: since_agent(|counts| counts.uncaptured),
+            agent: self.agent,
         }
     }
 
@@ -156,6 +162,23 @@ mod tests {
         assert!(past.kept.len() <= 32, "{}", past.kept.len());
         let (lately, _) = past.add(&at(6300.0, 9));
         assert_eq!(lately.wrong_pages, 0, "what was seen ten minutes ago");
+    }
+
+    #[test]
+    fn what_an_agent_counted_begins_anew_with_the_next() {
+        let at = |uptime_s: f64, [cookie, captured, lost]: [u64; 3]| {
+            let agent = json!({"cookie": cookie, "captured": captured, "lost": lost, "sampled_out": 0, "written": 0});
+            let port = json!({"socket": "p", "attached": true, "agent": agent, "advice": 0});
+            Status { port: serde_json::from_value(port).unwrap(), uptime_s, ..status(json!({}), [0; 2], [0; 2]) }
+        };
+        let mut past = Past::default();
+        past.add(&at(100.0, [1, 5000, 10]));
+        let (lately, _) = past.add(&at(700.0, [1, 5600, 11]));
+        assert_eq!((lately.captured, lately.uncaptured), (600, 1));
+        let (lately, _) = past.add(&at(730.0, [2, 300, 30]));
+        assert_eq!((lately.captured, lately.uncaptured), (300, 30), "more lost and fewer captured than by the agent before");
+        let (lately, _) = past.add(&at(1400.0, [2, 400, 31]));
+        assert_eq!((lately.captured, lately.uncaptured), (100, 1));
     }
 
     #[test]

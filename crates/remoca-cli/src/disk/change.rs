@@ -237,3 +237,35 @@ fn found(before: Option<u64>, disk: &DiskStatus) -> String {
     let waits = if disk.store == "waiting" { "; its server does not answer" } else { "" };
     format!("{change}{shrunk}{seen}{waits}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_rescan_tells_the_size_and_who_does_not_have_it_yet() {
+        let disk = |shrunk_from: Option<u64>, sees, clients: Option<usize>, store: &str| -> DiskStatus {
+            let disk = json!({
+                "name": "data", "image": "data.img", "socket": "data.sock", "bytes": 8192, "read_only": false, "attached": true,
+                "guest_sees_size": sees, "nbd_clients": clients, "store": store, "shrunk_from_bytes": shrunk_from,
+            });
+            serde_json::from_value(disk).unwrap()
+        };
+        let well = disk(None, true, None, "up");
+        assert_eq!(found(Some(4096), &well), "8192 bytes now, 4096 before");
+        assert_eq!(found(Some(8192), &well), "8192 bytes, as before");
+        assert_eq!(found(None, &well), "8192 bytes, as before");
+        let shrunk = disk(Some(1 << 20), true, None, "up");
+        assert_eq!(
+            found(Some(1 << 20), &shrunk),
+            "8192 bytes now, 1048576 before; the image had 1M once: reads and writes beyond its end fail"
+        );
+        let told = "8192 bytes now, 4096 before; its guest sees it when its hypervisor connects again";
+        assert_eq!(found(Some(4096), &disk(None, false, None, "up")), told);
+        let told = "8192 bytes now, 4096 before; its NBD clients see it when they connect again";
+        assert_eq!(found(Some(4096), &disk(None, false, Some(2), "up")), told);
+        let told = "8192 bytes, as before; its server does not answer";
+        assert_eq!(found(Some(8192), &disk(None, true, None, "waiting")), told);
+    }
+}

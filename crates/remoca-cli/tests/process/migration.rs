@@ -19,7 +19,9 @@ fn machine(seed: u64) -> (Serve, Machine) {
     // Not in /tmp, which may be a file system that shows no changes.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], seed, ..Setup::default() };
+    // The guest has more memory than the index of a process that begins is made for.
+    let arguments = vec!["--guest-memory=1M".into()];
+    let setup = Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], arguments, seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
     machine.evictions = Evictions::LYING;
     machine.run_until_hits(200);
@@ -274,7 +276,13 @@ fn disks_that_were_written_elsewhere_come_back_cold() {
     assert!(news(&machine.status()).contains("has the disks, cold"), "{}", news(&machine.status()));
     assert_eq!(machine.status().cache.wanted_bytes, 2 << 20, "as the operator set it at the other process");
     assert!(!has_disks(&written.status()));
+    let is_index_fitted = |machine: &Machine| {
+        let memory = machine.status().memory;
+        memory.guest_bytes_indexed == memory.guest_bytes
+    };
+    assert!(!is_index_fitted(&machine), "what might come had another size: {:?}", machine.status().memory);
     written.program.terminate();
+    machine.run_until("the index fits the guest", |machine| is_index_fitted(machine));
     machine.run_until_hits(100);
     machine.finish();
 }

@@ -127,13 +127,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.give_up_fetch(now, &fetch);
             return PageOutcome::Wrong;
         }
-        let (reads_are_admitted, is_class_seen) = (self.admit.admission() == Admission::Reads, self.classes_seen() > 1);
+        // If pages are admitted as they are read, or most evictions are not seen, a page that was hit will not be sent again.
+        let stays = self.admit.admission() == Admission::Reads || self.classes_seen() > 1;
         let pool = self.pools.pool_mut(fetch.pool);
         pool.hits += 1;
         // The block may have been written in the meantime. The slot then holds only a copy of its old content.
         if self.index.holds(fetch.slot, fetch.content) {
-            // If pages are admitted as they are read, or most evictions are not seen, this one will not be sent again.
-            let stays = reads_are_admitted || is_class_seen;
             let promote = stays && !self.disks.is_swap(fetch.block);
             self.index.hit(fetch.hint, fetch.block, fetch.slot, promote);
             if pool.is_local() && self.disks.is_swap(fetch.block) {
