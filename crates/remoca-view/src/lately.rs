@@ -176,7 +176,11 @@ mod tests {
         let (lately, _) = past.add(&at(700.0, [1, 5600, 11]));
         assert_eq!((lately.captured, lately.uncaptured), (600, 1));
         let (lately, _) = past.add(&at(730.0, [2, 300, 30]));
-        assert_eq!((lately.captured, lately.uncaptured), (300, 30), "more lost and fewer captured than by the agent before");
+        assert_eq!(
+            (lately.captured, lately.uncaptured),
+            (300, 30),
+            "more lost and fewer captured than by the agent before"
+        );
         let (lately, _) = past.add(&at(1400.0, [2, 400, 31]));
         assert_eq!((lately.captured, lately.uncaptured), (100, 1));
     }

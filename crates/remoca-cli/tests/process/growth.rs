@@ -63,7 +63,8 @@ fn grow_until_told(machine: &mut Machine, bytes: usize) -> usize {
 #[test]
 fn what_grows_under_load_is_larger_for_the_guest_at_once_and_stays_warm() {
     let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 171, ..Setup::default() });
-    for (mut bytes, step) in [(12 * MIB, "by itself"), (14 * MIB + BLOCK, "after an upgrade"), (16 * MIB, "when told")] {
+    for (mut bytes, step) in [(12 * MIB, "by itself"), (14 * MIB + BLOCK, "after an upgrade"), (16 * MIB, "when told")]
+    {
         let hits = machine.counter("hit_blocks");
         match step {
             "when told" => bytes = grow_until_told(&mut machine, bytes),

@@ -21,7 +21,8 @@ fn machine(seed: u64) -> (Serve, Machine) {
     let server = Serve::start(folder.path(), "16M");
     // The guest has more memory than the index of a process that begins is made for.
     let arguments = vec!["--guest-memory=1M".into()];
-    let setup = Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], arguments, seed, ..Setup::default() };
+    let setup =
+        Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], arguments, seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
     machine.evictions = Evictions::LYING;
     machine.run_until_hits(200);

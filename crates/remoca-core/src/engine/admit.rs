@@ -18,13 +18,11 @@ const WINDOW: u32 = 1024;
 const ADVICE_WINDOW: u32 = 4096;
 /// Largest advice: the agent sends one page in this many.
 pub(super) const ADVICE_MAX: u32 = 1024;
-/// An agent trickles that sends less than one page for this many blocks read from the disk, of at least so many.
+/// An agent trickles that sends less than one page for this many blocks read, of at least so many.
 const TRICKLE_SHARE: u64 = 8;
-const TRICKLE_READS_MIN: u64 = 16384;
-/// It works again when it has sent one page for at most this many blocks, and at least so many pages, of so many blocks read.
+const TRICKLE_READS: u64 = 16384;
+/// It works again when it has sent one page for at most this many blocks of as many: a burst is not enough.
 const RETURN_SHARE: u64 = 4;
-const RETURN_MIN: u64 = 64;
-const RETURN_READS: u64 = 16384;
 /// Number of blocks admitted on read for each one that enters as the newest. With it, the cache follows a changing
 /// workload (bimodal insertion, Qureshi et al., ISCA 2007).
 const BIMODAL: u64 = 32;
@@ -57,9 +55,9 @@ enum Agent {
 struct Sources {
     has_port: bool,
     agent: Agent,
-    /// Blocks read from the disk since the agent's last page.
+    /// Blocks read since the agent's last page.
     blocks_since_eviction: u64,
-    /// Blocks read from the disk, and pages evicted meanwhile, since the agent was judged last.
+    /// Blocks read, and pages evicted meanwhile, since the agent was judged last.
     read: u64,
     evicted: u64,
     frames: Frames,
@@ -96,30 +94,27 @@ impl Sources {
     fn note_eviction(&mut self, pages: u32) {
         self.blocks_since_eviction = 0;
         self.evicted += u64::from(pages);
-        let works = match self.agent {
-            Agent::Works => false,
-            Agent::Silent => self.has_port,
-            Agent::Trickles => self.evicted >= RETURN_MIN && self.evicted * RETURN_SHARE >= self.read,
-        };
-        if works {
+        if self.agent == Agent::Silent && self.has_port {
             self.judge_as(Agent::Works);
         }
     }
 
-    /// Notes `blocks` read from the disk. The agent no longer counts as working if more than `resident` of them, the blocks that the
+    /// Notes `blocks` read, wherever from. The agent no longer counts as working if more than `resident` of them, the blocks that the
     /// guest's memory holds, came since its last page, or many times as many as it sent pages.
     fn note_read(&mut self, blocks: u64, resident: u64) {
         self.blocks_since_eviction += blocks;
         self.read += blocks;
         match self.agent {
             Agent::Works if self.blocks_since_eviction > resident => self.judge_as(Agent::Silent),
-            Agent::Works if self.read > resident.max(TRICKLE_READS_MIN) => {
-                let trickles = self.evicted * TRICKLE_SHARE < self.read;
-                self.judge_as(if trickles { Agent::Trickles } else { Agent::Works });
-            }
-            Agent::Trickles if self.read > RETURN_READS => self.judge_as(Agent::Trickles),
+            Agent::Works if self.read > resident.max(TRICKLE_READS) => self.judge_by(TRICKLE_SHARE),
+            Agent::Trickles if self.read > TRICKLE_READS => self.judge_by(RETURN_SHARE),
             Agent::Works | Agent::Silent | Agent::Trickles => {}
         }
+    }
+
+    fn judge_by(&mut self, share: u64) {
+        let works = self.evicted * share >= self.read;
+        self.judge_as(if works { Agent::Works } else { Agent::Trickles });
     }
 
     fn judge_as(&mut self, agent: Agent) {
@@ -200,7 +195,7 @@ impl Admit {
         self.sources.admission()
     }
 
-    /// Notes `blocks` read from the disk. The agent no longer counts as working if more than `resident` of them, the blocks that the
+    /// Notes `blocks` read, wherever from. The agent no longer counts as working if more than `resident` of them, the blocks that the
     /// guest's memory holds, came since its last page, or many times as many as it sent pages.
     pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
         self.sources.note_read(blocks, resident);
@@ -288,30 +283,37 @@ mod tests {
         assert_eq!(after(40, 2000, 1), Admission::Reads, "a page in a while changes nothing");
         assert_eq!(after(5, 10_000, 1), Admission::Reads, "nor do a few more");
         assert_eq!(after(3, 10_000, 1), Admission::Evictions, "the page cache is used again");
-        assert_eq!(after(5000, 1, 1), Admission::Evictions, "its page is the first of a silent agent");
     }
 
     #[test]
     fn an_agent_that_trickles_is_not_judged_by_few_reads_or_pages() {
         let mut admit = Admit::new(true, 64);
         admit.note_eviction(1);
-        for blocks in [TRICKLE_READS_MIN - 1, 1] {
+        for blocks in [TRICKLE_READS - 1, 1] {
             admit.note_read(blocks, u64::MAX);
             assert_eq!(admit.admission(), Admission::Evictions);
         }
         // A small guest.
         let mut admit = Admit::new(true, 64);
-        for _ in 0..=TRICKLE_READS_MIN / 64 {
+        for _ in 0..=TRICKLE_READS / 64 {
             assert_eq!(admit.admission(), Admission::Evictions);
             admit.note_read(64, 64);
             admit.note_eviction(1);
         }
         assert_eq!(admit.admission(), Admission::Reads);
-        for _ in 2..RETURN_MIN {
+        for _ in 0..2048 {
+            admit.note_read(1, 64);
             admit.note_eviction(1);
-            assert_eq!(admit.admission(), Admission::Reads, "a few pages are none");
         }
-        admit.note_eviction(1);
+        admit.note_read(TRICKLE_READS - 2048, 64);
+        assert_eq!(admit.admission(), Admission::Reads, "a burst of pages is not enough");
+        admit.note_read(1, 64);
+        for _ in 0..=TRICKLE_READS / 4 {
+            admit.note_eviction(1);
+        }
+        assert_eq!(admit.admission(), Admission::Reads, "not before enough is read");
+        admit.note_read(TRICKLE_READS, 64);
+        admit.note_read(1, 64);
         assert_eq!(admit.admission(), Admission::Evictions);
     }
 }

@@ -5,7 +5,7 @@ use super::{Admission, Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Offer, Place, SlotCounts, Tiers};
 use crate::rules::Rule;
-use crate::units::{BlockId, PAGE_SIZE, PoolIndex, PoolSet};
+use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, PAGE_SIZE, PoolIndex, PoolSet};
 use std::ops::DerefMut;
 
 /// Number of evicted pages that are copied out of guest memory before the first of them is judged.
@@ -75,8 +75,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.admit.admission() == Admission::Evictions { self.agent_classes } else { 1 }
     }
 
+    /// Notes that `blocks` of a read came from the disk or the cache, and so may be evicted some day. Not those of a swap area: the
+    /// guest evicts them by writing.
+    pub(super) fn note_brought_in(&mut self, disk: DiskIndex, range: ByteRange, blocks: u64) {
+        let first = BlockId { disk, bno: BlockNumber(range.covered_blocks().start) };
+        if !self.disks.is_swap(first) {
+            self.admit.note_read(blocks, u64::from(self.index.layout().resident_limit().0));
+            self.follow_classes();
+        }
+    }
+
     /// Follows a change of the classes that are seen.
-    pub(super) fn follow_classes(&mut self) {
+    fn follow_classes(&mut self) {
         self.policy.see_class_of(self.classes_seen());
     }
 

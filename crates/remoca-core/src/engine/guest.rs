@@ -174,9 +174,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     fn learn_read(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, data: &[u8]) {
-        let resident = u64::from(self.index.layout().resident_limit().0);
-        self.admit.note_read(block_count(range), resident);
-        self.follow_classes();
+        self.note_brought_in(disk, range, block_count(range));
         self.disks.note_swap_headers(disk, range, data, &mut self.index);
         self.note_contents(disk, range, data, false);
         if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {

@@ -209,10 +209,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Completes a read without the disk, with `fetched` pages from the server and zeroes for the rest. Blocks are
     /// counted here and not as they arrive, because until now the disk might have had to answer for all of them.
     pub(super) fn complete_from_cache(&mut self, id: RequestId, fetched: u32) {
-        if let Some(Request { op: GuestOp::Read(range), .. }) = self.requests.get(id) {
+        if let Some(Request { op: GuestOp::Read(range), disk, .. }) = self.requests.get(id) {
             self.stats.reads_from_cache += 1;
             self.stats.hit_blocks += u64::from(fetched);
             self.stats.zero_blocks += block_count(range) - u64::from(fetched);
+            self.note_brought_in(disk, range, u64::from(fetched));
         }
         self.complete(id, Ok(()));
     }
