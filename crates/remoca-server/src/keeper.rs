@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use remoca_core::units::PageCount;
 use remoca_io::descriptor_store::{DescriptorStore, Kind};
@@ -34,7 +34,8 @@ pub(crate) struct Kept {
     /// Numbers of the two descriptors.
     record_number: u32,
     memory_number: u32,
-    record: File,
+    /// Held from when the values of a record are read until they are written: two threads write it.
+    record: Mutex<File>,
 }
 
 /// A pool that a former server of this unit left.
@@ -102,7 +103,7 @@ fn keep_record(store: &Arc<DescriptorStore>, file: OwnedFd, record: &KeptPool) -
     let file = File::from(file);
     file.write_all_at(&record.encode(), 0)?;
     let record_number = store.put(file.as_fd(), Kind::Ledger)?;
-    Ok(Kept { store: Arc::clone(store), record_number, memory_number: record.descriptor, record: file })
+    Ok(Kept { store: Arc::clone(store), record_number, memory_number: record.descriptor, record: Mutex::new(file) })
 }
 
 fn receive_one(store: &Arc<DescriptorStore>, number: u32, most: PageCount, locking: PageLocking) -> io::Result<Left> {
@@ -113,24 +114,39 @@ fn receive_one(store: &Arc<DescriptorStore>, number: u32, most: PageCount, locki
     let record = KeptPool::decode(&bytes).map_err(io::Error::other)?;
     let memory = PoolFile::adopt(store.copy(record.descriptor).ok_or_else(gone)?, locking)?;
     if record.npages > memory.pages() || record.npages > most {
+        // Its client may have the memory still, and this server needs it.
+        memory.punch(PageCount(0))?;
         return Err(io::Error::other("it is larger than a pool can be"));
     }
-    let kept = Kept { store: Arc::clone(store), record_number: number, memory_number: record.descriptor, record: file };
+    let kept = Kept {
+        store: Arc::clone(store),
+        record_number: number,
+        memory_number: record.descriptor,
+        record: Mutex::new(file),
+    };
     Ok(Left { record, memory, kept })
 }
 
 impl Kept {
-    /// Rewrites the record, with one system call. `record` needs no descriptor.
-    pub(crate) fn note(&self, mut record: KeptPool) {
-        record.descriptor = self.memory_number;
-        if let Err(error) = self.record.write_all_at(&record.encode(), 0) {
+    /// Rewrites the record, with one system call, by what `record` returns. It needs no descriptor. If `record` returns `None`, the
+    /// pool has ended.
+    pub(crate) fn note(&self, record: impl FnOnce() -> Option<KeptPool>) {
+        let file = self.file();
+        let Some(record) = record() else { return };
+        let record = KeptPool { descriptor: self.memory_number, ..record };
+        if let Err(error) = file.write_all_at(&record.encode(), 0) {
             tracing::warn!(%error, "the record of a pool cannot be written");
         }
     }
 
     /// Empties the record, so that no successor believes it.
     pub(crate) fn void(&self) {
-        let _emptied = self.record.set_len(0);
+        let _emptied = self.file().set_len(0);
+    }
+
+    fn file(&self) -> MutexGuard<'_, File> {
+        // A thread that panicked has written all of it, or nothing.
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes the pool from the manager: nobody comes back for it. May wait for the manager.

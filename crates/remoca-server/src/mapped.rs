@@ -13,7 +13,7 @@ use remoca_protocol::{ErrorCode, ErrorReply, Hello, PageCount, RequestId, Token}
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at};
 
 use crate::command::{TakeBackError, TakenBack};
 use crate::keeper::Keeper;
@@ -137,6 +137,7 @@ impl MappedWorker {
                 }
                 _ = watch.tick(), if has_pools => {
                     self.look_at_memory();
+                    self.look_at_limits();
                     self.keep();
                 }
             }
@@ -178,7 +179,7 @@ impl MappedWorker {
             tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
             return self.refuse(stream, ErrorCode::Busy);
         };
-        let pages = arrived.pool.granted().0;
+        let (pages, pool) = (arrived.pool.granted().0, Arc::clone(&arrived.pool));
         tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages, "session of a mapped pool begins");
         let stall_timeout = self.shared.config.limits.stall_timeout;
         let session = MappedSession::new(stream, buffer, arrived.pool, self.keeper.clone(), stall_timeout);
@@ -191,7 +192,7 @@ impl MappedWorker {
                 SessionEnd::Malformed(_) => Some(ErrorCode::Malformed),
                 SessionEnd::Bye | SessionEnd::Closed | SessionEnd::Stalled(_) | SessionEnd::Failed(_) => None,
             };
-            if let SessionEnd::Bye | SessionEnd::TakenBack = end {
+            if matches!(end, SessionEnd::Bye | SessionEnd::TakenBack) || pool.is_over() {
                 attendance.left = Left::ForGood;
             }
             // The memory is given back before the client is told.
@@ -227,6 +228,23 @@ impl MappedWorker {
         });
     }
 
+    /// Ends the pools that stay above their limits: their clients are gone, or do anything but answer. The sessions of others end
+    /// sooner.
+    fn look_at_limits(&self) {
+        let stays = |pool: &MappedPool| !pool.is_over() && pool.stays_above_limit();
+        let pools: Vec<_> = self.registry.borrow().pools().filter(|(_, pool, _)| stays(pool)).map(told).collect();
+        for (token, pool) in pools {
+            tracing::warn!(?token, "memory that is taken back is not given: the pool is ended");
+            self.end(&token, &pool);
+        }
+    }
+
+    /// Ends a pool, whether its client is here or not.
+    fn end(&self, token: &Token, pool: &MappedPool) {
+        pool.condemn();
+        self.ended.borrow_mut().extend(self.registry.borrow_mut().remove_vanished(token));
+    }
+
     /// Ends the pools whose clients use memory that they were not granted.
     fn look_at_memory(&self) {
         let overshooting = |pool: &MappedPool| !pool.is_over() && pool.overshoots();
@@ -240,8 +258,7 @@ impl MappedWorker {
                 allocated,
                 "a client uses memory that it was not granted: its pool is ended"
             );
-            pool.condemn();
-            self.ended.borrow_mut().extend(self.registry.borrow_mut().remove_vanished(&token));
+            self.end(&token, &pool);
         }
     }
 
@@ -261,23 +278,34 @@ impl MappedWorker {
     /// Lowers, or raises, the limit of a pool, and answers once no memory above it is used.
     fn take_back(&self, order: TakeBack) {
         let TakeBack { pool: name, npages, reply } = order;
-        let mut named: Vec<_> =
+        // Several if clients, which choose their tokens, mean them to look the same. None of them gets away by that.
+        let named: Vec<_> =
             self.registry.borrow().pools().filter(|(token, ..)| shown(token) == name).map(told).collect();
-        let (Some((token, pool)), true) = (named.pop(), named.is_empty()) else {
+        if named.is_empty() {
             // Fails if the operator has gone.
             return drop(reply.send(Err(TakeBackError::NoSuchPool(name))));
-        };
-        pool.set_limit(npages);
-        if pool.granted() > npages {
-            // Nobody is there who could answer.
-            self.ended.borrow_mut().extend(self.registry.borrow_mut().remove_vanished(&token));
+        }
+        for (token, pool) in &named {
+            pool.set_limit(npages);
+            if pool.granted() > npages {
+                // Nobody is there who could answer.
+                self.ended.borrow_mut().extend(self.registry.borrow_mut().remove_vanished(token));
+            }
         }
         spawn_local(async move {
-            let outcome = match timeout(OPERATOR_PATIENCE, pool.given_back()).await {
-                Ok(false) if pool.is_misused() => Err(TakeBackError::StillUsed(pool.allocated())),
-                Ok(still) => Ok(TakenBack { pages: pool.granted().0, ended: !still }),
-                Err(_) => Err(TakeBackError::StillUsed(pool.allocated())),
-            };
+            let give_up_at = Instant::now() + OPERATOR_PATIENCE;
+            let mut outcome = Ok(TakenBack { pages: 0, ended: false });
+            for (_, pool) in named {
+                let still = timeout_at(give_up_at, pool.given_back()).await;
+                outcome = match (outcome, still) {
+                    (Err(error), _) => Err(error),
+                    (Ok(_), Ok(false)) if pool.is_misused() => Err(TakeBackError::StillUsed(pool.allocated())),
+                    (Ok(_), Err(_)) => Err(TakeBackError::StillUsed(pool.allocated())),
+                    (Ok(others), Ok(still)) => {
+                        Ok(TakenBack { pages: others.pages + pool.granted().0, ended: others.ended || !still })
+                    }
+                };
+            }
             drop(reply.send(outcome));
         });
     }

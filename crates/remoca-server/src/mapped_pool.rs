@@ -32,6 +32,9 @@ const SLICE_CHUNKS: usize = 8;
 /// Number of times that memory is punched which a client keeps using, and the pause between them.
 const PUNCHES_MAX: u32 = 50;
 const PUNCH_PAUSE: Duration = Duration::from_millis(10);
+/// Number of looks at which a pool may be above its limit while memory changes. While nothing changes, a look counts for half of
+/// them.
+const LOOKS_MAX: u32 = 10;
 
 /// Why a size was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +74,10 @@ pub(crate) struct MappedPool {
     pub(crate) called: Notify,
     /// Notified when memory was given back.
     settled: Notify,
+    /// Notified when the pool is marked as ended.
+    condemned: Notify,
+    /// Number of looks in a row at which the pool was above its limit.
+    looks_above_limit: AtomicU32,
 }
 
 impl MappedPool {
@@ -110,6 +117,8 @@ impl MappedPool {
             is_misused: AtomicBool::new(false),
             called: Notify::new(),
             settled: Notify::new(),
+            condemned: Notify::new(),
+            looks_above_limit: AtomicU32::new(0),
         }
     }
 
@@ -172,6 +181,8 @@ impl MappedPool {
 
     /// Returns once no memory above the limit is used, or the client goes on using it. Says whether the pool exists then.
     pub(crate) async fn given_back(&self) -> bool {
+        // A growth that has begun is undone.
+        self.settle().await;
         loop {
             let settled = self.settled.notified();
             if self.is_misused() {
@@ -198,6 +209,29 @@ impl MappedPool {
         self.is_over.store(true, SeqCst);
         self.kept.get().into_iter().for_each(Kept::void);
         self.called.notify_one();
+        self.condemned.notify_waiters();
+    }
+
+    /// Returns once the pool is marked as ended.
+    pub(crate) async fn over(&self) {
+        loop {
+            let condemned = self.condemned.notified();
+            if self.is_over() {
+                return;
+            }
+            condemned.await;
+        }
+    }
+
+    /// Returns whether the pool stays above its limit whatever its client does: at two looks in a row, or at ten while memory
+    /// changes. Called once a second. A client that answers in time is never above for so long.
+    pub(crate) fn stays_above_limit(&self) -> bool {
+        if self.granted() <= self.limit() {
+            self.looks_above_limit.store(0, SeqCst);
+            return false;
+        }
+        let weight = if self.lent.try_lock().is_ok() { LOOKS_MAX / 2 } else { 1 };
+        self.looks_above_limit.fetch_add(weight, SeqCst) + weight >= LOOKS_MAX
     }
 
     /// Returns whether the client uses more memory than it was granted. False while memory changes.
@@ -263,6 +297,10 @@ impl MappedPool {
                     return Err(NO_MEMORY);
                 }
             }
+        }
+        if self.is_over() || target > self.limit() {
+            self.shed(before, had, lent).await;
+            return Err(NO_MEMORY);
         }
         self.granted.store(target.0, SeqCst);
         self.note();
@@ -358,11 +396,7 @@ impl MappedPool {
     }
 
     fn note(&self) {
-        if let Some(kept) = self.kept.get()
-            && !self.is_over()
-        {
-            kept.note(self.record());
-        }
+        self.kept.get().into_iter().for_each(|kept| kept.note(|| (!self.is_over()).then(|| self.record())));
     }
 
     fn record(&self) -> KeptPool {

@@ -205,7 +205,11 @@ impl MappedSession {
     }
 
     async fn write(&mut self, bytes: &[u8], limit: Duration) -> Result<(), SessionEnd> {
-        let written = timeout(limit, self.stream.write_all(bytes)).await;
+        let written = tokio::select! {
+            written = timeout(limit, self.stream.write_all(bytes)) => written,
+            // A client that reads nothing does not put off the end of its pool.
+            () = self.pool.over() => return Err(SessionEnd::TakenBack),
+        };
         Ok(written.map_err(|_| SessionEnd::Stalled(limit))??)
     }
 }

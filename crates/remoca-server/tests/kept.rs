@@ -260,3 +260,20 @@ fn what_does_not_fit_or_was_tampered_with_is_ended() {
     assert_eq!(allocated.iter().sum::<u64>(), 1024, "{allocated:?}");
     assert_eq!(clients[0].memory.metadata().unwrap().size(), 2048 * 4096);
 }
+
+/// The VM process has its memory for as long as no server answers, and no server starts while the host does not have as much.
+#[test]
+fn a_pool_that_is_larger_than_all_memory_now_gives_its_own_back() {
+    let mut unit = Unit::new(true);
+    unit.start();
+    let mut client = Mapped::connect(&unit.path(), token(1), 1);
+    client.resize(1024);
+    unit.wait_until_kept();
+    unit.kill();
+    assert_eq!(client.allocated(), 1024);
+    unit.memory_bytes = 2 << 20;
+    unit.start();
+    let status = unit.status();
+    assert_eq!((status.pages, status.pages_free, status.pools.len()), (512, 512, 0));
+    assert_eq!((client.allocated(), unit.manager.names().len()), (0, 0));
+}

@@ -263,6 +263,65 @@ fn memory_is_taken_from_a_client_that_does_not_answer() {
     assert_eq!(memory.metadata().unwrap().blocks(), 0);
 }
 
+/// It hangs up when it is asked, or sends requests without end and reads nothing.
+#[test]
+fn a_client_that_does_anything_but_answer_keeps_no_memory() {
+    let setup = setup();
+    let ended = Reply::Done(TakenBack { pages: 0, ended: true });
+    let mut client = Mapped::connect(&setup.path, token(0xab), 1);
+    client.resize(1000);
+    let memory = client.memory.try_clone().unwrap();
+    let control = setup.control.clone();
+    let operator = std::thread::spawn(move || take_back(&control, "abababab", 999));
+    client.expect(Frame::TakeBack { npages: PageCount(999) });
+    drop(client);
+    assert_eq!(operator.join().unwrap(), ended);
+    assert_eq!(memory.metadata().unwrap().blocks(), 0);
+
+    let mut client = Mapped::connect(&setup.path, token(0xcd), 1);
+    client.resize(1000);
+    let socket = client.socket.try_clone().unwrap();
+    let requests = encode(&[set_size(1000); 100]);
+    // Ends with the session.
+    let flood = std::thread::spawn(move || while (&socket).write_all(&requests).is_ok() {});
+    assert_eq!(take_back(&setup.control, "cdcdcdcd", 999), ended);
+    assert_eq!(client.allocated(), 0);
+    flood.join().unwrap();
+    wait_for(&setup.server, "all is free", |status| status.pages_free == 2048 && status.pools.is_empty());
+}
+
+/// Whether the growth or the limit is first, the client is asked, or refused.
+#[test]
+fn a_pool_that_grows_meanwhile_does_not_grow_beyond_what_is_taken_back() {
+    let setup = setup();
+    for round in 0..40 {
+        let mut client = Mapped::connect(&setup.path, token(0xab), round + 1);
+        client.send(&[set_size(2000)]);
+        let control = setup.control.clone();
+        let operator = std::thread::spawn(move || {
+            (0..round * 5000).for_each(|count| drop(std::hint::black_box(count)));
+            take_back(&control, "abababab", 100)
+        });
+        let reply = operator.join().unwrap();
+        assert!(matches!(reply, Reply::Done(TakenBack { pages: 0, .. })), "{reply:?}");
+        assert_eq!(client.allocated(), 0);
+        client.send(&[Frame::Bye]);
+        wait_for(&setup.server, "the pool is gone", |status| status.pages_free == 2048 && status.pools.is_empty());
+    }
+}
+
+#[test]
+fn memory_is_taken_from_all_pools_that_look_the_same() {
+    let setup = setup();
+    let mut other = token(0xab);
+    other.0[15] = 1;
+    let mut clients = [token(0xab), other].map(|token| Mapped::connect(&setup.path, token, 1));
+    clients.iter_mut().for_each(|client| drop(client.resize(100)));
+    assert_eq!(take_back(&setup.control, "abababab", 200), Reply::Done(TakenBack { pages: 200, ended: false }));
+    assert_eq!(take_back(&setup.control, "abababab", 50), Reply::Done(TakenBack { pages: 0, ended: true }));
+    assert!(clients.iter().all(|client| client.allocated() == 0));
+}
+
 /// The memory of a pool that has ended is the client's own if it goes on writing. The operator hears of it, others lose nothing.
 #[test]
 fn a_client_that_goes_on_writing_keeps_nobody_from_the_servers_memory() {
