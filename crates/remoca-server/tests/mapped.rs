@@ -295,11 +295,11 @@ fn a_client_that_does_anything_but_answer_keeps_no_memory() {
 fn a_pool_that_grows_meanwhile_does_not_grow_beyond_what_is_taken_back() {
     let setup = setup();
     for round in 0..40 {
-        let mut client = Mapped::connect(&setup.path, token(0xab), round + 1);
+        let client = Mapped::connect(&setup.path, token(0xab), round + 1);
         client.send(&[set_size(2000)]);
         let control = setup.control.clone();
         let operator = std::thread::spawn(move || {
-            (0..round * 5000).for_each(|count| drop(std::hint::black_box(count)));
+            (0..round * 5000).for_each(|count| _ = std::hint::black_box(count));
             take_back(&control, "abababab", 100)
         });
         let reply = operator.join().unwrap();
@@ -316,7 +316,7 @@ fn memory_is_taken_from_all_pools_that_look_the_same() {
     let mut other = token(0xab);
     other.0[15] = 1;
     let mut clients = [token(0xab), other].map(|token| Mapped::connect(&setup.path, token, 1));
-    clients.iter_mut().for_each(|client| drop(client.resize(100)));
+    clients.iter_mut().for_each(|client| _ = client.resize(100));
     assert_eq!(take_back(&setup.control, "abababab", 200), Reply::Done(TakenBack { pages: 200, ended: false }));
     assert_eq!(take_back(&setup.control, "abababab", 50), Reply::Done(TakenBack { pages: 0, ended: true }));
     assert!(clients.iter().all(|client| client.allocated() == 0));

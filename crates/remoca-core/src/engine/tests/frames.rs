@@ -106,6 +106,21 @@ fn the_class_that_an_agent_sent_is_forgotten_with_the_agent() {
     assert_eq!(bench.engine.classes_seen(), CLASSES, "it was only silent");
 }
 
+/// A database whose reads hit reads as much as one whose reads do not.
+#[test]
+fn what_the_cache_answers_counts_as_read() {
+    let mut bench = Bench::large();
+    bench.cache(5, 5);
+    let resident = u64::from(bench.engine.index().layout().resident_limit().0);
+    for count in 0..=resident {
+        assert_eq!(bench.engine.status().admission, Admission::Evictions, "{count}");
+        let fetch = only_fetch(&bench.read(0, blocks(5, 1)));
+        bench.page_comes(fetch, 5);
+        assert_eq!(bench.actions(), [complete(0)]);
+    }
+    assert_eq!(bench.engine.status().admission, Admission::Reads);
+}
+
 #[test]
 fn with_an_agent_no_frame_is_looked_at() {
     let mut bench = frames_pay();
