@@ -64,6 +64,9 @@ pub(crate) struct MappedPool {
     epoch: AtomicU64,
     refusals: AtomicU64,
     is_over: AtomicBool,
+    is_growing: AtomicBool,
+    /// Whether the pool has ended and had no memory then. What its client allocates later is the client's own.
+    is_emptied: AtomicBool,
     /// Held while memory changes.
     lent: Arc<Mutex<Vec<LentChunk>>>,
     kept: OnceLock<Kept>,
@@ -111,6 +114,8 @@ impl MappedPool {
             epoch: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
+            is_growing: AtomicBool::new(false),
+            is_emptied: AtomicBool::new(false),
             lent: Arc::new(Mutex::new(lent)),
             kept: OnceLock::new(),
             is_told_of: AtomicBool::new(false),
@@ -181,14 +186,14 @@ impl MappedPool {
 
     /// Returns once no memory above the limit is used, or the client goes on using it. Says whether the pool exists then.
     pub(crate) async fn given_back(&self) -> bool {
-        // A growth that has begun is undone.
-        self.settle().await;
         loop {
             let settled = self.settled.notified();
-            if self.is_misused() {
+            if self.is_misused() || self.is_emptied.load(SeqCst) {
                 return false;
             }
-            if self.allocated() <= u64::from(self.limit().0) && self.granted() <= self.limit() {
+            // A growth that has begun is undone, and has memory until then.
+            let is_growing = self.is_growing.load(SeqCst);
+            if !is_growing && self.allocated() <= u64::from(self.limit().0) && self.granted() <= self.limit() {
                 return !self.is_over();
             }
             settled.await;
@@ -250,7 +255,11 @@ impl MappedPool {
             let quota = if npages > self.quota { ResizeRefusal::Quota } else { ResizeRefusal::NoMemory };
             Err(Refusal::Resize(quota))
         } else {
-            Arc::clone(&self).grow(npages, lent).await
+            self.is_growing.store(true, SeqCst);
+            let result = Arc::clone(&self).grow(npages, lent).await;
+            self.is_growing.store(false, SeqCst);
+            self.settled.notify_waiters();
+            result
         };
         self.refusals.fetch_add(u64::from(result.is_err()), SeqCst);
         result
@@ -310,6 +319,10 @@ impl MappedPool {
     async fn shrink(self: Arc<Self>, target: PageCount, lent: OwnedMutexGuard<Vec<LentChunk>>) -> Result<(), Refusal> {
         // The record first: what is allocated beyond it is punched by a successor.
         self.granted.store(target.0, SeqCst);
+        if target <= self.limit() {
+            // The client has answered. The looks at what is taken back next begin anew.
+            self.looks_above_limit.store(0, SeqCst);
+        }
         self.note();
         self.shed(target, (target.0 as usize).div_ceil(CHUNK_PAGES), lent).await;
         if self.memory.allocated() > u64::from(target.0) { Err(Refusal::Ended) } else { Ok(()) }
@@ -317,7 +330,8 @@ impl MappedPool {
 
     /// Punches all pages from `target` on until they stay away, and brings all chunks beyond `chunks` back to the arena.
     async fn shed(self: &Arc<Self>, target: PageCount, chunks: usize, mut lent: OwnedMutexGuard<Vec<LentChunk>>) {
-        self.punch(target).await;
+        let is_punched = self.punch(target).await;
+        self.is_emptied.fetch_or(is_punched && target == PageCount(0) && self.is_over(), SeqCst);
         self.settled.notify_waiters();
         while lent.len() > chunks {
             let at = lent.len().saturating_sub(SLICE_CHUNKS).max(chunks);
@@ -332,8 +346,8 @@ impl MappedPool {
         }
     }
 
-    /// Punches all pages from `target` on until they stay away, for a limited time.
-    async fn punch(self: &Arc<Self>, target: PageCount) {
+    /// Punches all pages from `target` on until they stay away, for a limited time. Returns whether they did.
+    async fn punch(self: &Arc<Self>, target: PageCount) -> bool {
         for attempt in 0..PUNCHES_MAX {
             let pool = Arc::clone(self);
             let punched = blocking(move || pool.memory.punch(target)).await;
@@ -341,7 +355,7 @@ impl MappedPool {
                 tracing::warn!(%error, "memory of a mapped pool cannot be punched");
             }
             if self.memory.allocated() <= u64::from(target.0) {
-                return;
+                return true;
             }
             if attempt == 0 {
                 tracing::warn!(token = ?self.identity.token, "a client uses memory that it was not granted: punched again");
@@ -350,6 +364,7 @@ impl MappedPool {
         }
         self.is_misused.store(true, SeqCst);
         tracing::warn!(token = ?self.identity.token, "a client goes on using memory that was taken back");
+        false
     }
 
     /// Ends the pool: its pages read as zeroes, its chunks are back in the arena, and no successor hears of it.
@@ -396,7 +411,9 @@ impl MappedPool {
     }
 
     fn note(&self) {
-        self.kept.get().into_iter().for_each(|kept| kept.note(|| (!self.is_over()).then(|| self.record())));
+        if let Some(kept) = self.kept.get() {
+            kept.note(|| (!self.is_over()).then(|| self.record()));
+        }
     }
 
     fn record(&self) -> KeptPool {
