@@ -100,7 +100,10 @@ impl MissRatioCurve {
     #[inline]
     pub fn read(&mut self, block: BlockId) {
         self.histogram.reads += 1.;
-        if let Some(priority) = self.priorities.find(block, self.limit()) {
+        if self.queue.is_empty() && self.threshold == priority::ALL {
+            // Every block is sampled, and none is there.
+            self.histogram.beyond += 1.;
+        } else if let Some(priority) = self.priorities.find(block, self.limit()) {
             self.note_read(priority);
         }
     }

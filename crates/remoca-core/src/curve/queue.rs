@@ -57,6 +57,10 @@ impl Queue {
         self.len
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// Returns the number of blocks of the older sample.
     pub(super) fn older(&self) -> usize {
         self.older

@@ -492,6 +492,19 @@ fn the_rate_of_sampling_rises_while_one_class_is_seen_and_returns() {
     assert_eq!(curve.one_of(), 4, "in place of a part at random");
 }
 
+/// Where few blocks are sampled and few are in the queue, the sample of it is empty most of the time, and yet nearly every read is a hit.
+#[test]
+fn an_empty_sample_is_no_empty_queue() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    curve.limit_rate(1. / 16.);
+    for number in 0..65_536 {
+        curve.evicted(block(number));
+        curve.read(block(number));
+    }
+    let missed = curve.miss_ratio(PageCount(64)).unwrap();
+    assert!(missed < 1e-9, "{missed} of the reads would miss");
+}
+
 #[test]
 fn a_limited_rate_stays() {
     let mut curve = MissRatioCurve::new(&KEY, FAR);

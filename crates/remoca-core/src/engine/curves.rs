@@ -83,7 +83,10 @@ impl Curves {
     #[inline]
     pub(super) fn each_of(&mut self, disk: DiskIndex, note: impl Fn(&mut Watched)) {
         note(&mut self.vm);
-        if let Some(watched) = self.disks.get_mut(&disk) {
+        // While one disk was read, the VM's curve is also its own.
+        if self.only.is_none()
+            && let Some(watched) = self.disks.get_mut(&disk)
+        {
             note(watched);
         }
     }
@@ -155,6 +158,7 @@ impl Curves {
         }
     }
 
+    #[inline]
     pub(super) fn see_class_of(&mut self, classes: u32) {
         if self.vm.curve.classes() != classes {
             self.all().for_each(|watched| watched.curve.see_class_of(classes));

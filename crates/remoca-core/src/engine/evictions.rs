@@ -121,21 +121,27 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return Evicted::Zero;
         }
         if !self.rules.hold(Rule::AdmissionCheck)
-            && !self.index.is_known_content(content)
+            && self.index.find(content).is_none_or(|found| self.index.block_of(found).is_none())
             && let Some(block) = self.index.any_resident()
         {
             self.index.learn(block, content);
         }
-        self.note_evicted_content(content);
+        // One look-up for all that follows: nothing here changes the index before the end.
+        let found = self.index.find(content);
+        let block = found.and_then(|found| self.index.block_of(found));
+        self.note_evicted_block(block);
         self.policy.fit(self.index.total_capacity());
-        if self.policy.samples(content) && self.may_be_inserted(content) {
+        // The insertion policy is for pages of known blocks outside swap areas.
+        let may_be_inserted = |engine: &Self| block.is_some_and(|block| !engine.disks.is_swap(block));
+        if self.policy.samples(content) && may_be_inserted(self) {
             self.policy.note_eviction(content);
         }
         let tiers = self.tiers_that_admit();
+        let Some(found) = found else { return Evicted::Unmatched };
         if tiers.are_empty() {
-            return if self.index.cached(content).is_some() {
+            return if self.index.is_cached(found) {
                 Evicted::Duplicate
-            } else if self.index.is_known_content(content) {
+            } else if block.is_some() {
                 Evicted::Dropped
             } else {
                 Evicted::Unmatched
@@ -143,14 +149,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         if self.policy.in_force() == Insertion::Bimodal
             && self.are_full(tiers)
-            && self.may_be_inserted(content)
-            && self.index.cached(content).is_none()
+            && may_be_inserted(self)
+            && !self.index.is_cached(found)
             && !self.policy.inserts()
         {
-            self.index.pass_over(content);
+            self.index.pass_over(found);
             return Evicted::PassedOver;
         }
-        let offer = self.index.offer(content, Place::Tail, tiers);
+        let offer = self.index.offer_found(found, Place::Tail, tiers);
         self.admitted(offer).map_or_else(|outcome| outcome, Evicted::Admit)
     }
 
@@ -172,11 +178,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns whether a page that one of these pools admits takes the place of another one.
     fn are_full(&self, tiers: Tiers) -> bool {
         tiers.pools().all(|pool| self.index.pool_slot_counts(pool).free == 0)
-    }
-
-    /// Returns whether the insertion policy is for an evicted page: one of a known block outside swap areas.
-    fn may_be_inserted(&self, content: Fingerprint) -> bool {
-        self.index.block_of(content).is_some_and(|block| !self.disks.is_swap(block))
     }
 
     /// Sets whether the insertion policy adapts to the reads, as it does by default. Otherwise it is LRU.

@@ -32,8 +32,14 @@ impl Default for SwapAreas {
 
 impl SwapAreas {
     /// Returns whether block `bno` is in an area.
+    #[inline]
     pub(super) fn contains(&self, bno: u64) -> bool {
-        self.declared || self.areas.iter().any(|area| area.start < bno && bno < area.end)
+        // Most disks have none.
+        self.declared || !self.areas.is_empty() && self.is_in_area(bno)
+    }
+
+    fn is_in_area(&self, bno: u64) -> bool {
+        self.areas.iter().any(|area| area.start < bno && bno < area.end)
     }
 
     /// Sets the number of blocks of the disk, and whether all of them are a swap area. Forgets areas that end beyond

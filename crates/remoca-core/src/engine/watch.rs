@@ -99,9 +99,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         });
     }
 
-    /// Notes that the guest evicted a page of this content, which is not zero.
-    pub(super) fn note_evicted_content(&mut self, content: Fingerprint) {
-        self.last_evicted = if self.curves.is_on { self.index.block_of(content) } else { None };
+    /// Notes that the guest evicted a page of this block; `None` if no block is known to have its content.
+    #[inline]
+    pub(super) fn note_evicted_block(&mut self, block: Option<BlockId>) {
+        self.last_evicted = block.filter(|_| self.curves.is_on);
         if let Some(block) = self.last_evicted {
             self.curves.evicted(block);
         }

@@ -7,7 +7,7 @@
 //!
 //! A demoted page is logged as sent to its new pool before its new slot is valid, like any other page.
 
-use super::{CacheIndex, Words};
+use super::{CacheIndex, Found, Words};
 use crate::fingerprint::Fingerprint;
 use crate::index::Place;
 use crate::units::{PoolIndex, PoolSet, SlotIndex};
@@ -68,15 +68,18 @@ impl<M: Words> CacheIndex<M> {
     /// Decides whether to cache an evicted page with this `content` in a pool of `tiers`. If the page is admitted, it is
     /// entered in the log of sends, and the caller must send it, and the demoted one before it.
     pub fn offer(&mut self, content: Fingerprint, place: Place, tiers: impl Into<Tiers>) -> Offer {
-        let offer = self.find_offer(content, place, tiers.into());
+        self.find(content).map_or(Offer::Unmatched, |found| self.offer_found(found, place, tiers.into()))
+    }
+
+    /// Decides as [`Self::offer`] about a page whose content was looked for already.
+    pub fn offer_found(&mut self, found: Found, place: Place, tiers: Tiers) -> Offer {
+        self.check(found);
+        let offer = self.find_offer(found, place, tiers);
         self.follow_changes();
         offer
     }
 
-    fn find_offer(&mut self, content: Fingerprint, place: Place, tiers: Tiers) -> Offer {
-        let Some(entry) = self.entries.find_content(&self.words, content) else {
-            return Offer::Unmatched;
-        };
+    fn find_offer(&mut self, Found { entry, content }: Found, place: Place, tiers: Tiers) -> Offer {
         if self.entries.has_page(&self.words, entry) {
             if self.may_rise(entry, tiers)
                 && let Some(room) = self.find_room(tiers.local)

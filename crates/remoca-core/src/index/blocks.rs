@@ -6,6 +6,13 @@ use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, DiskIndex};
 use std::ops::Range;
 
+/// Place at which the index has a content. It is valid until the index is changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Found {
+    pub(super) entry: u32,
+    pub(super) content: Fingerprint,
+}
+
 impl<M: Words> CacheIndex<M> {
     /// Returns the fingerprint of what the disk holds for `block`, or `None` if the block is not known.
     pub fn known(&self, block: BlockId) -> Option<Fingerprint> {
@@ -74,21 +81,34 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Returns whether the disk is known to hold `content` for some block.
-    pub fn is_known_content(&self, content: Fingerprint) -> bool {
-        self.block_of(content).is_some()
+    /// Looks for `content`, and returns where the index has it, or `None` if neither a block nor a page has it.
+    pub fn find(&self, content: Fingerprint) -> Option<Found> {
+        self.entries.find_content(&self.words, content).map(|entry| Found { entry, content })
     }
 
-    /// Returns a block that the disk is known to hold `content` for, or `None` if there is none.
-    pub fn block_of(&self, content: Fingerprint) -> Option<BlockId> {
-        self.entries.find_content(&self.words, content).and_then(|entry| self.entries.block(&self.words, entry))
+    /// Returns a block that the disk is known to hold the content for, or `None` if there is none.
+    pub fn block_of(&self, found: Found) -> Option<BlockId> {
+        self.check(found);
+        self.entries.block(&self.words, found.entry)
     }
 
-    /// Marks a block with this content as one that the guest no longer holds, so that it is among the next to be forgotten.
-    pub fn pass_over(&mut self, content: Fingerprint) {
-        if let Some(node) = self.entries.find_content(&self.words, content).filter(|entry| self.nodes.has(*entry)) {
-            self.nodes.clear_reference(&mut self.words, node);
+    /// Returns whether a slot holds the content.
+    pub fn is_cached(&self, found: Found) -> bool {
+        self.check(found);
+        self.entries.has_page(&self.words, found.entry)
+    }
+
+    /// Marks the block of an entry as one that the guest no longer holds, so that it is among the next to be forgotten.
+    pub fn pass_over(&mut self, found: Found) {
+        self.check(found);
+        if self.nodes.has(found.entry) {
+            self.nodes.clear_reference(&mut self.words, found.entry);
         }
+    }
+
+    /// Checks that the index has not been changed since the content was found.
+    pub(super) fn check(&self, Found { entry, content }: Found) {
+        debug_assert_eq!(self.entries.find_content(&self.words, content), Some(entry), "{content:?} was found before a change");
     }
 
     /// Returns the next known block on the clock whose content is not cached, or `None` if there is no such block. Used

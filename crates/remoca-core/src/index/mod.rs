@@ -46,6 +46,7 @@ use slots::Slots;
 
 pub use admit::{Offer, Tiers};
 pub use disk_words::DiskState;
+pub use blocks::Found;
 pub use entries::EntryHint;
 pub use kept::Move;
 pub use layout::{DISK_BYTES_MAX, Layout, SWAP_AREAS_MAX, Words};

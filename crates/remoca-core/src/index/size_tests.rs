@@ -112,7 +112,7 @@ fn lines_that_somebody_made_full_cost_little() {
     let (known, words) = (index.known_blocks(), Counted { words: index.words, looks: Cell::new(0) });
     let index = CacheIndex::resume(words, Origin::Own, 2, 7, ZERO).map_err(|unusable| unusable.reason).unwrap();
     assert_eq!(index.known_blocks(), known, "what has no room is not found by its content");
-    let found = (0..2 * SLOTS).filter(|number| index.is_known_content(Fingerprint([5, 5, *number])));
+    let found = (0..2 * SLOTS).filter(|number| index.find(Fingerprint([5, 5, *number])).is_some());
     assert_eq!(found.count(), 32, "two lines");
     let looks = index.words.looks.get() / u64::from(4 * SLOTS);
     assert!(looks <= 600, "{looks}");
