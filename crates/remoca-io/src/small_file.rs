@@ -55,10 +55,14 @@ fn replace(path: &Path, text: &[u8], finish: impl Fn(&File) -> io::Result<()>) -
     let _ = std::fs::remove_file(&new);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(&new, flags, Mode::RUSR | Mode::WUSR)?);
-    file.write_all(text)?;
-    finish(&file)?;
+    let written = file.write_all(text).and_then(|()| finish(&file));
     drop(file);
-    std::fs::rename(&new, path)
+    let placed = written.and_then(|()| std::fs::rename(&new, path));
+    if placed.is_err() {
+        // It would take room where there is none.
+        let _ = std::fs::remove_file(&new);
+    }
+    placed
 }
 
 /// Returns `path` with `ending` appended.
@@ -73,6 +77,16 @@ pub fn with_ending(path: &Path, ending: &str) -> PathBuf {
 mod tests {
     use super::*;
     use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn what_cannot_be_put_in_place_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::create_dir(&path).unwrap();
+        assert!(write(&path, "text").is_err(), "a folder is in its place");
+        let left = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, 1);
+    }
 
     #[test]
     fn a_file_is_for_this_user_alone_and_never_a_link() {

@@ -1,5 +1,6 @@
 //! A VM process by files: what is reloaded, what a broken file does, and what is never asked of an image again.
 
+use super::full_disk::Small;
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run_command, status};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
@@ -454,4 +455,26 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
     std::fs::write(scene.path("web1.config"), copy).unwrap();
     expect_refusal(&start(&[]), FAILURE, &["no-such-group", "cannot be used either", "every 5 seconds"]);
     drop(notices);
+}
+
+/// Nothing takes room that nobody uses, where there is none.
+#[test]
+fn a_copy_for_which_there_is_no_room_leaves_nothing_behind() {
+    let scene = Scene::new();
+    let Some(run) = Small::mount(&scene.path("run"), "8K") else {
+        eprintln!("SKIPPED: this user may not mount a file system in memory");
+        return;
+    };
+    scene.configure("");
+    std::fs::write(run.0.join("other"), vec![0; 8192]).unwrap();
+    let control = run.0.join("web1.ctl");
+    let (control, state) = (control.to_str().unwrap(), scene.text("state"));
+    let mut disk = scene.command(&["disk", "--name", "web1", "--control", control, "--state", &state]);
+    let mut program = Program::start(&mut disk, &scene.path("log"));
+    wait_until("it says so", || program.log().contains("has no copy of the configuration"));
+    status(Path::new(control));
+    let mut names: Vec<_> = std::fs::read_dir(&run.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["other", "web1.ctl"]);
+    program.terminate();
 }
