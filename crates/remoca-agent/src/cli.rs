@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use clap_complete::Shell;
+use clap_complete::{Generator, Shell};
 
 use crate::check::check;
 use crate::error::{AgentError, EXIT_CODES};
@@ -68,7 +68,10 @@ fn generate(folder: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder)?;
     let mut command = Arguments::command().disable_help_subcommand(true);
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        clap_complete::generate_to(shell, &mut command, "remoca-agent", folder)?;
+        // The library's own function for files panics where the disk is full.
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut command, "remoca-agent", &mut script);
+        std::fs::write(folder.join(shell.file_name("remoca-agent")), script)?;
     }
     clap_mangen::generate_to(command, folder)
 }
@@ -123,6 +126,18 @@ mod tests {
         }
         assert!(read("remoca-agent.1").contains("\\-\\-ring") && read("remoca-agent.1").contains("wrong usage"));
         assert!(read("remoca-agent-check.1").contains(".SH OPTIONS"));
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error() {
+        for name in
+            ["remoca-agent.bash", "_remoca-agent", "remoca-agent.fish", "remoca-agent.1", "remoca-agent-check.1"]
+        {
+            let folder = tempfile::tempdir().unwrap();
+            std::os::unix::fs::symlink("/dev/full", folder.path().join(name)).unwrap();
+            let error = generate(folder.path()).expect_err(name);
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{name}");
+        }
     }
 
     #[test]
