@@ -21,7 +21,7 @@ pub struct Summary {
     pub skipped: u64,
     /// Records that were lost while it was recorded.
     pub lost: u64,
-    /// Number of disks.
+    /// Number of disks that records are of.
     pub disks: u64,
     /// Time from the first to the last request.
     pub seconds: f64,
@@ -33,6 +33,9 @@ pub struct Summary {
     pub recorded_cache_ms: Option<f64>,
     #[serde(skip)]
     times: Times,
+    /// Whether there is a record of each disk, by its number. A disk that has come in place of another has another number.
+    #[serde(skip)]
+    seen: Vec<bool>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -78,11 +81,18 @@ impl Summary {
         self.reads + self.writes + self.flushes + self.discards
     }
 
+    fn note_disk(&mut self, disk: usize) {
+        if self.seen.len() <= disk {
+            self.seen.resize(disk + 1, false);
+        }
+        self.disks += u64::from(!std::mem::replace(&mut self.seen[disk], true));
+    }
+
     fn note_record(&mut self, record: &TraceRecord) {
+        self.note_disk(usize::from(record.disk));
         let times = &mut self.times;
         times.first_ns = Some(times.first_ns.map_or(record.issued_ns, |first| first.min(record.issued_ns)));
         times.last_ns = times.last_ns.max(record.issued_ns);
-        self.disks = self.disks.max(u64::from(record.disk) + 1);
         self.partial += u64::from(record.is_partial);
         match record.op {
             TracedOp::Read => {
@@ -102,5 +112,20 @@ impl Summary {
             TracedOp::Discard | TracedOp::WriteZeroes => self.discards += 1,
             TracedOp::Evicted => self.evictions += 1,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_are_counted_and_not_their_numbers() {
+        let record = |disk| TraceRecord { disk, ..TraceRecord::of_bytes(TracedOp::Read, 0, 4096) };
+        let mut summary = Summary::default();
+        summary.note(&Batch { records: vec![record(1), record(1)], ..Batch::default() }, true);
+        assert_eq!(summary.disks, 1);
+        summary.note(&Batch { records: vec![record(7), record(1)], ..Batch::default() }, true);
+        assert_eq!(summary.disks, 2);
     }
 }

@@ -365,3 +365,27 @@ fn a_guest_that_lies_while_it_is_recorded() {
     json(&["sim", text(&trace), "--remote", "4M", "--policy", "adaptive", "-o", "json"]);
     machine.finish();
 }
+
+/// An image in place of another is a disk with another number.
+#[test]
+fn a_trace_has_as_many_disks_as_records_are_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["first", "second"] {
+        std::fs::write(path(name), Random::new(9).bytes(1 << 20)).unwrap();
+        let [disk, nbd] = [format!("image={},name={name}", path(name)), format!("unix:{}", path("nbd"))];
+        let mut process = command(REMOCA);
+        process.args(["disk", "--name", "vm", "--disk", &disk, "--nbd", &nbd, "--nbd-port"]);
+        process.args(["--control", &path("control"), "--trace", &path(&format!("{name}.trace"))]);
+        let mut process = Program::start(&mut process, &folder.path().join("log"));
+        wait_until("it serves", || std::os::unix::net::UnixStream::connect(path("control")).is_ok());
+        let mut fio = command("fio");
+        fio.current_dir(folder.path()).args(["--name=reads", "--ioengine=nbd", "--rw=randread", "--bs=4k"]);
+        fio.args(["--number_ios=10", "--size=1M"]).arg(format!("--uri=nbd+unix:///{name}?socket={}", path("nbd")));
+        let output = run_command(&mut fio);
+        assert!(output.status.success(), "{output:?}");
+        process.terminate();
+        let info = json(&["trace", "info", &path(&format!("{name}.trace")), "-o", "json"]);
+        assert_eq!((&info["disks"], &info["reads"]), (&1.into(), &10.into()), "{name}");
+    }
+}
