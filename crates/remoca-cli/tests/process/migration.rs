@@ -387,6 +387,27 @@ fn a_hand_over_is_ended_first() -> bool {
     true
 }
 
+#[test]
+fn an_abort_that_comes_too_late_says_so() {
+    let (_server, mut machine) = machine(105);
+    let mut other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let control = machine.control();
+    let abort = || run(&["migrate", control.to_str().unwrap(), "--abort"]);
+    expect_refusal(&abort(), 1, &["it is too late to abort: ", "has the disks", "--take-back"]);
+    assert!(has_disks(&other.status()) && !has_disks(&machine.status()));
+    // A second one has nothing to give up, and does not succeed either.
+    expect_refusal(&abort(), 1, &["the disks are not here", "--take-back"]);
+    other.program.terminate();
+    let back = run(&["migrate", control.to_str().unwrap(), "--take-back"]);
+    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    machine.start_queues();
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
 /// No lock shows where the disks are.
 #[test]
 fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer_that_answers() {

@@ -154,6 +154,12 @@ impl Ownership {
         self.state != State::Gone
     }
 
+    /// Returns whether this process had the disks and has given them away.
+    #[must_use]
+    pub fn has_given(&self) -> bool {
+        self.has_owned && !self.holds()
+    }
+
     /// Returns whether the disks are on their way to the peer.
     #[must_use]
     pub fn is_leaving(&self) -> bool {

@@ -161,8 +161,8 @@ impl Migration {
         Ok(())
     }
 
-    /// Gives up a hand-over that has not happened yet. If the disks are not here, gives up the connection, so that they
-    /// can be taken back.
+    /// Gives up a hand-over that has not happened yet. If it has happened, gives up the connection, so that the disks can be taken
+    /// back, and returns what is left to do.
     pub(super) fn abort(&mut self, vm: &mut Vm) -> Result<(), String> {
         self.connection.forget_way();
         if self.connection.peer().is_none() {
@@ -171,8 +171,15 @@ impl Migration {
                 false => "the disks are not here: start the guest here, or say --take-back".into(),
             });
         }
+        let (is_too_late, name) = (self.ownership.has_given(), self.connection.name().to_owned());
         self.lose_peer(vm, "aborted by the operator");
-        Ok(())
+        if !is_too_late {
+            return Ok(());
+        }
+        Err(format!(
+            "it is too late to abort: {name} has the disks. The connection to it is given up. If the VM runs there, leave it so; if it \
+             runs nowhere else, end that process, then start the guest here, or say --take-back"
+        ))
     }
 
     pub(super) fn take_back(&mut self, vm: &mut Vm) -> Result<(), String> {
