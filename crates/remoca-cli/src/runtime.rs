@@ -8,6 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SUFFIX: &str = "ctl";
+/// Directory of root's control sockets.
+const OF_ROOT: &str = "/run/remoca";
 
 /// Returns the directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`.
 ///
@@ -15,7 +17,7 @@ const SUFFIX: &str = "ctl";
 /// If a user has no `$XDG_RUNTIME_DIR`.
 pub fn directory() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Ok("/run/remoca".into());
+        return Ok(OF_ROOT.into());
     }
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(runtime) => Ok(PathBuf::from(runtime).join("remoca")),
@@ -106,14 +108,24 @@ pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &s
 /// text if none is seen.
 pub fn elsewhere() -> String {
     let own = directory().ok();
-    let users = std::fs::read_dir("/run/user").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let all = std::iter::once(PathBuf::from("/run/remoca")).chain(users.map(|user| user.join("remoca")));
     let looked_in = own.iter().map(|own| format!(" (looked in {})", own.display())).collect::<String>();
-    looked_in + &all.filter(|place| Some(place) != own.as_ref()).filter_map(|place| seen_in(&place)).collect::<String>()
+    looked_in + &of_others("status")
+}
+
+/// Returns which VM processes may not be asked by this user, as a continuation of a message, with `remoca COMMAND` as what to say.
+/// Returns an empty text if none is seen.
+pub fn of_others(command: &str) -> String {
+    let own = directory().ok();
+    let users = std::fs::read_dir("/run/user").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let all = std::iter::once(PathBuf::from(OF_ROOT)).chain(users.map(|user| user.join("remoca")));
+    let others = all.filter(|place| Some(place) != own.as_ref()).filter_map(|place| seen_in(&place, command));
+    // Directories of other users are closed, whether they have processes or not.
+    let closed = own.as_deref().into_iter().chain([Path::new(OF_ROOT)]).filter_map(closed);
+    closed.chain(others).collect()
 }
 
 /// Returns which VM processes `directory` has and who may reach them, or `None` if it has none.
-fn seen_in(directory: &Path) -> Option<String> {
+fn seen_in(directory: &Path, command: &str) -> Option<String> {
     const SHOWN_MAX: usize = 5;
     let sockets = sockets_in(directory);
     let owner = user_name(std::fs::metadata(sockets.first()?).ok()?.uid());
@@ -121,11 +133,19 @@ fn seen_in(directory: &Path) -> Option<String> {
     let more = if sockets.len() > SHOWN_MAX { ", ..." } else { "" };
     let owners = if owner == "root" { owner } else { owner + " and root" };
     Some(format!(
-        ". {} has {}{more}, which {owners} may reach: say `sudo remoca status {}`",
+        ". {} has {}{more}, which {owners} may reach: say `sudo remoca {command} {}`",
         directory.display(),
         names.join(", "),
         sockets.first()?.display()
     ))
+}
+
+/// Returns that this user may not look into `directory`, or `None` if that is not so.
+fn closed(directory: &Path) -> Option<String> {
+    let error = std::fs::read_dir(directory).err()?;
+    let shown = directory.display();
+    (error.kind() == io::ErrorKind::PermissionDenied)
+        .then(|| format!(". {shown} is not open to you, so what runs there is not known: run the command with sudo"))
 }
 
 /// Returns the name of a user, or the number if it has no name.
@@ -141,12 +161,12 @@ mod tests {
     #[test]
     fn processes_in_another_place_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(seen_in(folder.path()), None);
+        assert_eq!(seen_in(folder.path(), "status"), None);
         for name in ["b.ctl", "a.ctl", "a.state"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
         let place = folder.path().display();
-        let seen = seen_in(folder.path()).unwrap();
+        let seen = seen_in(folder.path(), "status").unwrap();
         assert!(seen.starts_with(&format!(". {place} has a, b, which ")), "{seen}");
         assert!(seen.ends_with(&format!("root may reach: say `sudo remoca status {place}/a.ctl`")), "{seen}");
     }

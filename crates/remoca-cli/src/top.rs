@@ -1,7 +1,7 @@
 //! `remoca top`: all VMs of this host on a terminal.
 
 use crate::runtime;
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use remoca_host::record::Paths;
 use remoca_view::address::Address;
@@ -36,10 +36,17 @@ pub struct TopArgs {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If the page does not answer, or the terminal cannot be used.
+/// If no VM process may be asked by this user, the page does not answer, or the terminal cannot be used.
 pub fn run(args: TopArgs) -> Result<()> {
     let TopArgs { names, interval, once, from } = args;
+    let asks_all = from.is_none() && names.is_empty();
     let sockets = sockets_of(names)?;
+    if asks_all && sockets().is_empty() {
+        let others = runtime::of_others("top");
+        if !others.is_empty() {
+            bail!("there is no VM process that you may ask{others}");
+        }
+    }
     top::run(Options {
         from,
         interval: Duration::from_secs(interval.into()),

@@ -4,11 +4,12 @@ use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::page::Page;
-use super::support::program::{REMOCA, Serve, Signal, command, expect_refusal, run};
+use super::support::program::{REMOCA, Serve, Signal, command, expect_refusal, install, run, run_command, with_run};
 use super::support::wait_until;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
@@ -316,6 +317,33 @@ fn the_terminal_screen_shows_a_vm_and_a_key_ends_it() {
     });
     // The screen of before is back, with its cursor.
     assert!(ended.unwrap().success() && shown().contains("\u{1b}[?1049l"), "{}", shown());
+}
+
+#[test]
+fn who_may_not_ask_is_told_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let [program, host] = ["remoca", "run"].map(|name| folder.path().join(name));
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    std::fs::create_dir(&host).unwrap();
+    install(Path::new(REMOCA), &program);
+    mode(folder.path(), 0o755);
+    if with_run(&host).is_none() {
+        eprintln!("SKIPPED: this user may not mount a file system in memory");
+        return;
+    }
+    let top = || {
+        let mut top = with_run(&host).unwrap();
+        top.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(["top", "--once"]);
+        run_command(top.env("XDG_RUNTIME_DIR", "/run/user/65534"))
+    };
+    let none = top();
+    assert!(String::from_utf8_lossy(&none.stdout).contains("No VM process runs here"), "{none:?}");
+    std::fs::write(host.join("web1.ctl"), "").unwrap();
+    mode(&host.join("web1.ctl"), 0o600);
+    let words = ["no VM process that you may ask", "/run/remoca has web1, which root may reach"];
+    expect_refusal(&top(), 1, &[&words[..], &["say `sudo remoca top /run/remoca/web1.ctl`"]].concat());
+    mode(&host, 0o700);
+    expect_refusal(&top(), 1, &["no VM process that you may ask", "/run/remoca is not open to you", "with sudo"]);
 }
 
 #[test]

@@ -68,6 +68,18 @@ pub fn pass<'c>(command: &'c mut Command, file: &impl AsRawFd) -> &'c mut Comman
     }
 }
 
+/// Returns a command to which a program is appended: it sees `run` as `/run/remoca`, and nothing else in `/run`. Returns `None` if this
+/// user may not mount.
+pub fn with_run(run: &Path) -> Option<Command> {
+    const SCRIPT: &str = "mount -t tmpfs -o mode=755 tmpfs /run && mkdir /run/remoca && mount --bind \"$1\" /run/remoca && shift && exec \"$@\"";
+    let start = || {
+        let mut shell = command("unshare");
+        shell.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(run);
+        shell
+    };
+    start().arg("true").output().unwrap().status.success().then(start)
+}
+
 /// Runs `remoca` to its end, and returns its output.
 #[track_caller]
 pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
