@@ -57,7 +57,7 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     recognise(&mut options, former.as_ref());
     let mut kept = Kept { files, ..Kept::default() };
     if let Some(former) = &former {
-        kept.since(former, schema).iter().for_each(|change| tracing::info!("configuration: {change}"));
+        kept.since(former, schema, words.own).iter().for_each(|change| tracing::info!("configuration: {change}"));
     }
     let mut has_started = false;
     let result = start::run(&options, |status| {

@@ -1,5 +1,6 @@
 //! `remoca upgrade`: replaces the program of a running VM process, which keeps its process ID and all of its sockets.
 
+use crate::config::show::words_of;
 use crate::disk;
 use crate::runtime;
 use crate::settings::kept::Kept;
@@ -101,7 +102,8 @@ fn upgrade(socket: &Path, program: Option<PathBuf>) -> Result<()> {
     writeln!(std::io::stdout(), "{name}: process {pid} runs version {version}")?;
     status.notice.iter().for_each(|notice| eprintln!("remoca: {name}: {notice}"));
     if let (Some(former), Some(now)) = (former, Kept::read(&Kept::beside(socket))) {
-        let changes = now.since(&former, disk::schema);
+        let folder = now.files.vm.as_ref().and_then(|file| file.path.ancestors().nth(2)).unwrap_or(Path::new(""));
+        let changes = now.since(&former, disk::schema, &words_of(&status, name, folder));
         changes.iter().try_for_each(|change| writeln!(std::io::stdout(), "{name}: {change}"))?;
     }
     let give_up_at = Instant::now() + RETURN_TIME_MAX;

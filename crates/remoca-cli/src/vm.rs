@@ -55,13 +55,23 @@ impl Vm {
                 bail!("{error:#}. It is not configured either: there is no {}", vm_path(folder, name).display())
             }
         };
+        Self::with_files(running, &own_name, socket, folder, files)
+    }
+
+    fn with_files(
+        running: Option<Status>,
+        name: &str,
+        socket: &Path,
+        folder: &Path,
+        files: Result<Files, Unusable>,
+    ) -> Result<Self> {
         let words = match &running {
-            Some(status) => show::words_of(status, &own_name, folder),
-            None => vec![OsString::from("--name"), OsString::from(own_name.as_str())],
+            Some(status) => show::words_of(status, name, folder),
+            None => vec![OsString::from("--name"), OsString::from(name)],
         };
         let kept = Kept::read(&Kept::beside(socket));
         let (mut options, files) =
-            effective(files, kept, running.is_some(), |files| disk::options_of(files, &words, socket))?;
+            effective(files, kept, running.is_some(), &words, |files| disk::options_of(files, &words, socket))?;
         if let Some(status) = &running
             && let Ok(folder) = std::fs::read_link(format!("/proc/{}/cwd", status.pid))
         {
@@ -79,18 +89,19 @@ impl Vm {
     }
 }
 
-/// Returns the options of a process: those that a running one started with, else those that its files give, or their last good
-/// copy.
+/// Returns the options of a process with these words on its command line: those that a running one started with, else those that its
+/// files give, or their last good copy.
 fn effective(
     files: Result<Files, Unusable>,
     kept: Option<Kept>,
     is_running: bool,
+    words: &[OsString],
     options: impl Fn(&Files) -> Result<Options>,
 ) -> Result<(Options, FilesState)> {
     let now = files.map_err(anyhow::Error::from).and_then(|files| Ok((options(&files)?, files)));
     match (now, kept) {
         (Ok((_, files)), Some(kept)) if is_running && (files != Files::default() || kept.files != files) => {
-            let changes = Kept { files, ..Kept::default() }.since(&kept, disk::schema);
+            let changes = Kept { files, ..Kept::default() }.since(&kept, disk::schema, words);
             let state = if changes.is_empty() { FilesState::InEffect } else { FilesState::Pending(changes) };
             Ok((options(&kept.files)?, state))
         }
@@ -131,9 +142,14 @@ mod tests {
     }
 
     fn cache(files: Files, kept: Option<&str>, is_running: bool) -> Result<(u64, String)> {
+        cache_by(&[], files, kept, is_running)
+    }
+
+    fn cache_by(words: &[&str], files: Files, kept: Option<&str>, is_running: bool) -> Result<(u64, String)> {
+        let words: Vec<_> = words.iter().map(OsString::from).collect();
         let kept = kept.map(|text| Kept { files: self::files(text), ..Kept::default() });
         let (options, state) =
-            effective(Ok(files), kept, is_running, |files| disk::options_of(files, &[], Path::new("/c")))?;
+            effective(Ok(files), kept, is_running, &words, |files| disk::options_of(files, &words, Path::new("/c")))?;
         let state = match state {
             FilesState::None => "none".into(),
             FilesState::InEffect => "in effect".into(),
@@ -148,7 +164,7 @@ mod tests {
         let said = |files, kept, is_running| cache(files, kept, is_running).unwrap();
         for is_running in [false, true] {
             assert_eq!(said(Files::default(), None, is_running), (1024, "none".into()));
-            let by_flags = effective(Ok(Files::default()), Some(Kept::default()), is_running, |files| {
+            let by_flags = effective(Ok(Files::default()), Some(Kept::default()), is_running, &[], |files| {
                 disk::options_of(files, &[], Path::new("/c"))
             });
             assert!(matches!(by_flags, Ok((_, FilesState::None))));
@@ -160,5 +176,16 @@ mod tests {
         assert_eq!(said(files("cache = '2M'"), Some("cache = '3M'"), false), (2, "in effect".into()));
         assert_eq!(said(files("cache = '2M'"), Some("cache = '3M'"), true), (3, "cache: 3M -> 2M (V:2)".into()));
         assert_eq!(said(files("cache = '3M'"), Some("cache = '3M'"), true), (3, "in effect".into()));
+    }
+
+    /// What a flag displaces does not come into effect by an upgrade either.
+    #[test]
+    fn what_a_flag_displaces_is_no_change() {
+        let disk = "[[disk]]\nname = 'a'\nimage = '/a'\nformat = 'raw'\n";
+        let now = || files(&format!("cache = '2M'\nport = '/p'\n{disk}"));
+        let said = |words: &[&str]| cache_by(words, now(), Some("cache = '3M'"), true).unwrap().1;
+        assert_eq!(said(&[]), "cache: 3M -> 2M (V:2); port: /p (V:3); disk a: new (V:4)");
+        assert_eq!(said(&["--cache", "5M"]), "port: /p (V:3); disk a: new (V:4)");
+        assert_eq!(said(&["--image", "/b", "--cache=5M", "--nbd-port", "--nbd", "systemd"]), "in effect");
     }
 }

@@ -45,7 +45,7 @@ pub fn run(name: &str, folder: &Path, origin: bool) -> Result<()> {
     if let Some(kept) = kept {
         let now = files.and_then(|files| files.settings_of_vm(disk::schema).map(|_| files));
         let changes = match now {
-            Ok(files) => Kept { files, ..Kept::default() }.since(&kept, disk::schema),
+            Ok(files) => Kept { files, ..Kept::default() }.since(&kept, disk::schema, &words),
             Err(unusable) => unusable.to_string().lines().map(str::to_owned).collect(),
         };
         changes.iter().try_for_each(|change| writeln!(out, "# not in effect yet: {change}"))?;

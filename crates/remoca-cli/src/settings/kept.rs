@@ -4,10 +4,12 @@
 
 use super::Files;
 use super::changes::changes;
+use super::layers::undisplaced;
 use super::schema::Schema;
 use remoca_io::small_file;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 /// Maximum size of the file, in bytes.
@@ -48,9 +50,13 @@ impl Kept {
         }
     }
 
-    /// Returns what is different since `former`, a line for each setting.
-    pub fn since(&self, former: &Self, schema: fn() -> Schema) -> Vec<String> {
-        let settings = |kept: &Self| kept.files.settings_of_vm(schema).unwrap_or_default();
+    /// Returns what is different since `former` for a process with `words` on its command line, a line for each setting. Leaves out
+    /// settings that these displace.
+    pub fn since(&self, former: &Self, schema: fn() -> Schema, words: &[OsString]) -> Vec<String> {
+        let settings = |kept: &Self| {
+            let files = kept.files.settings_of_vm(schema).unwrap_or_default();
+            undisplaced(&schema(), words, files.clone()).unwrap_or_else(|_| files.to_vec())
+        };
         changes(&settings(former), &settings(self))
     }
 }

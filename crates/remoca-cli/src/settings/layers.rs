@@ -2,8 +2,8 @@
 
 use super::file::{DiskEntry, Place, Settings};
 use super::schema::Schema;
-use clap::ArgMatches;
 use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -36,24 +36,49 @@ pub struct Merged {
     files: BTreeMap<String, Place>,
 }
 
+/// Returns the settings of files without those that `words` of the command line displace.
+///
+/// # Errors
+/// As clap reports them.
+pub fn undisplaced(
+    schema: &Schema,
+    words: &[OsString],
+    files: impl IntoIterator<Item = Settings>,
+) -> Result<Vec<Settings>, clap::Error> {
+    let typed = typed(schema, &schema.parse(words.iter().cloned())?);
+    let is_free = |key: &str| schema.flag(key).is_some_and(|arg| is_free(schema, &typed, arg));
+    let settings = files.into_iter().map(|mut settings| {
+        settings.entries.retain(|key, _| is_free(key));
+        settings.disks = settings.disks.filter(|_| is_free("disk"));
+        settings
+    });
+    Ok(settings.collect())
+}
+
+/// Returns the flags of a command line.
+fn typed<'s>(schema: &'s Schema, matches: &ArgMatches) -> Vec<&'s Arg> {
+    let is_typed = |arg: &&Arg| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine);
+    schema.flags().filter(is_typed).collect()
+}
+
+/// Returns whether neither the flag itself nor one that excludes it is among `taken`.
+fn is_free(schema: &Schema, taken: &[&Arg], arg: &Arg) -> bool {
+    !taken.iter().any(|other| other.get_id() == arg.get_id() || schema.are_rivals(arg, other))
+}
+
 impl Merged {
     /// Merges `words` of the command line with the settings of files, of which the first ones prevail.
     ///
     /// # Errors
     /// As clap reports them.
     pub fn new(schema: &Schema, words: &[OsString], files: &[&Settings]) -> Result<Self, clap::Error> {
-        let typed = schema.parse(words.iter().cloned())?;
-        let is_typed = |id: &str| typed.value_source(id) == Some(ValueSource::CommandLine);
-        let mut taken: Vec<_> = schema.flags().filter(|arg| is_typed(arg.get_id().as_str())).collect();
-        let is_free = |taken: &[&clap::Arg], arg: &clap::Arg| {
-            !taken.iter().any(|other| other.get_id() == arg.get_id() || schema.are_rivals(arg, other))
-        };
-        let disks = schema.flag("disk").filter(|disk| is_free(&taken, disk));
+        let mut taken = typed(schema, &schema.parse(words.iter().cloned())?);
+        let disks = schema.flag("disk").filter(|disk| is_free(schema, &taken, disk));
         let disks = disks.and_then(|_| files.iter().find_map(|settings| settings.disks.clone()));
         let (mut all, mut places) = (Vec::new(), BTreeMap::new());
         for settings in files {
             let args = settings.entries.iter().filter_map(|(key, entry)| Some((schema.flag(key)?, key, entry)));
-            let free: Vec<_> = args.filter(|(arg, ..)| is_free(&taken, arg)).collect();
+            let free: Vec<_> = args.filter(|(arg, ..)| is_free(schema, &taken, arg)).collect();
             for (arg, key, entry) in free {
                 all.extend(entry.words.iter().map(OsString::from));
                 places.insert(key.clone(), entry.place.clone());

@@ -457,6 +457,27 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
     drop(notices);
 }
 
+/// A flag stays before the file, so a change there is none of the process: neither now nor after an upgrade.
+#[test]
+fn what_a_flag_displaces_is_announced_by_nobody() {
+    let scene = Scene::new();
+    scene.configure("cache = '3M'\nbuffers = '32M'");
+    let mut program = scene.start(&["--cache", "2M"]);
+    scene.configure("cache = '4M'\nbuffers = '32M'");
+    let checked = scene.ask("check", &[]);
+    let checked = String::from_utf8_lossy(&checked.stdout);
+    assert!(checked.contains("configuration: is in effect") && !checked.contains("3M -> 4M"), "{checked}");
+    let shown = run_command(&mut scene.command(&["config", "show", &scene.text("web1.ctl")]));
+    assert!(!said(&shown).contains("not in effect yet"), "{shown:?}");
+    assert!(!said(&scene.ask("upgrade", &[])).contains("->"));
+    program.kill();
+    scene.configure("cache = '5M'\nbuffers = '48M'");
+    program = scene.start(&["--cache", "2M"]);
+    let log = program.log();
+    assert!(log.contains("configuration: buffers: 32M -> 48M") && !log.contains("4M -> 5M"), "{log}");
+    program.terminate();
+}
+
 /// Nothing takes room that nobody uses, where there is none.
 #[test]
 fn a_copy_for_which_there_is_no_room_leaves_nothing_behind() {
