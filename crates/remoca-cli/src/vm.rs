@@ -58,6 +58,16 @@ impl Vm {
         Self::with_files(running, &own_name, socket, folder, files)
     }
 
+    /// Returns the VM whose process has the control socket `socket` and this status.
+    ///
+    /// # Errors
+    /// If its files have a mistake and there is no good copy.
+    pub fn of_running(status: Status, socket: &Path, folder: &Path) -> Result<Self> {
+        let name = status.name.clone();
+        let files = Files::read(folder, Some(&name));
+        Self::with_files(Some(status), &name, socket, folder, files)
+    }
+
     fn with_files(
         running: Option<Status>,
         name: &str,

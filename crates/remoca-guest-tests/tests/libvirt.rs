@@ -107,7 +107,7 @@ fn xml(host: &Host, more: &[&str]) -> Result<String> {
 
 /// Returns what `remoca check` finds about the VM that runs, as `LEVEL WHAT`.
 fn findings(host: &Host) -> Result<Vec<String>> {
-    let output = Command::new(remoca()?).arg("check").arg(host.control()).arg("--json").output()?;
+    let output = Command::new(remoca()?).arg("check").arg(host.control()).args(["-o", "json"]).output()?;
     let findings: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)?;
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
     Ok(findings.iter().map(|finding| format!("{} {}", text(finding, "level"), text(finding, "what"))).collect())

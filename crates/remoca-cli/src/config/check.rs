@@ -17,42 +17,14 @@ use std::path::{Path, PathBuf};
 /// If there is a problem; all of them have been written to standard output.
 pub fn run(names: &[String], folder: &Path) -> Result<()> {
     let all = vms(folder)?;
-    let mut problems = Vec::new();
     if let Some(name) = names.iter().find(|name| !all.contains(name)) {
         bail!("there is no {}: the VM `{name}` is not configured", vm_path(folder, name).display());
     }
-    let mut count = 0;
-    let host = read(&host_path(folder), &mut problems);
-    if let Some(text) = &host {
-        count += 1;
-        problems.extend(of_host(text));
-    }
-    let mut disks = Vec::new();
-    for name in &all {
-        let Some(text) = read(&vm_path(folder, name), &mut problems) else { continue };
-        let (settings, mut of_vm) = text.vm(&disk::schema().of_vm());
-        add_new(&mut of_vm, text.vm_table(MEMORY, &memory::schema()).1);
-        disks.extend(settings.disks.into_iter().flatten());
-        if names.is_empty() || names.contains(name) {
-            count += 1;
-            if of_vm.is_empty()
-                && let Err(error) = combined(name, &text, host.as_ref())
-            {
-                problems.push(Problem { place: Place { path: text.path, line: 1 }, text: format!("{error:#}") });
-            }
-            problems.extend(of_vm);
-        }
-    }
-    let checked: Vec<_> = names.iter().map(|name| vm_path(folder, name)).collect();
-    problems.extend(
-        shared(&disks).into_iter().filter(|problem| checked.is_empty() || checked.contains(&problem.place.path)),
-    );
+    let Looked { problems, disks, count } = look(names, &all, folder, &of_host);
     let mut out = std::io::stdout();
     problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
     // No mistake: a guest may have written this.
-    for disk in
-        disks.iter().filter(|disk| !disk.options.is_qcow2 && (checked.is_empty() || checked.contains(&disk.place.path)))
-    {
+    for disk in disks.iter().filter(|disk| !disk.options.is_qcow2 && is_meant(names, folder, &disk.place.path)) {
         if let Ok(Some(name)) = format::of(Path::new(&disk.options.image)) {
             let (place, image) = (&disk.place, &disk.options.image);
             writeln!(out, "{place}: note: {image} looks like a {name} image, and its guest sees these very bytes")?;
@@ -63,6 +35,68 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
         1 => bail!("1 mistake"),
         count => bail!("{count} mistakes"),
     }
+}
+
+/// Returns all mistakes in the files of the folder.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn mistakes(folder: &Path) -> Result<Vec<Problem>> {
+    Ok(look(&[], &vms(folder)?, folder, &of_host).problems)
+}
+
+/// Returns the mistakes in the file of the VM `name`, and in what the host's file says to all VMs.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub fn mistakes_of(name: &str, folder: &Path) -> Result<Vec<Problem>> {
+    let of_vms = |text: &Text| {
+        let (_, mut problems) = text.host(VMS, &disk::schema());
+        add_new(&mut problems, text.host(MEMORY, &memory::schema()).1);
+        problems
+    };
+    Ok(look(&[name.to_owned()], &vms(folder)?, folder, &of_vms).problems)
+}
+
+/// What is in the files.
+struct Looked {
+    problems: Vec<Problem>,
+    /// Disks of all VMs.
+    disks: Vec<DiskEntry>,
+    /// Number of files that were checked.
+    count: usize,
+}
+
+/// Returns whether a file is that of one of the VMs `names`, or there are no names.
+fn is_meant(names: &[String], folder: &Path, path: &Path) -> bool {
+    names.is_empty() || names.iter().any(|name| vm_path(folder, name) == path)
+}
+
+/// Checks the files of the VMs `names`, or of `all` VMs, and the host's file by `of_host`.
+fn look(names: &[String], all: &[String], folder: &Path, of_host: &dyn Fn(&Text) -> Vec<Problem>) -> Looked {
+    let (mut problems, mut disks, mut count) = (Vec::new(), Vec::new(), 0);
+    let host = read(&host_path(folder), &mut problems);
+    if let Some(text) = &host {
+        count += 1;
+        problems.extend(of_host(text));
+    }
+    for name in all {
+        let Some(text) = read(&vm_path(folder, name), &mut problems) else { continue };
+        let (settings, mut of_vm) = text.vm(&disk::schema().of_vm());
+        add_new(&mut of_vm, text.vm_table(MEMORY, &memory::schema()).1);
+        disks.extend(settings.disks.into_iter().flatten());
+        if is_meant(names, folder, &text.path) {
+            count += 1;
+            if of_vm.is_empty()
+                && let Err(error) = combined(name, &text, host.as_ref())
+            {
+                problems.push(Problem { place: Place { path: text.path, line: 1 }, text: format!("{error:#}") });
+            }
+            problems.extend(of_vm);
+        }
+    }
+    problems.extend(shared(&disks).into_iter().filter(|problem| is_meant(names, folder, &problem.place.path)));
+    Looked { problems, disks, count }
 }
 
 /// Returns the names of all VMs that have a file.

@@ -1,6 +1,6 @@
 //! `remoca config`: checks, shows and converts the configuration.
 
-mod check;
+pub mod check;
 mod convert;
 pub mod manual;
 pub mod show;

@@ -1,7 +1,7 @@
 //! A VM process by files: what is reloaded, what a broken file does, and what is never asked of an image again.
 
 use super::full_disk::Small;
-use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run_command, status};
+use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run_command, status, with_run};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::os::unix::net::UnixDatagram;
@@ -497,5 +497,55 @@ fn a_copy_for_which_there_is_no_room_leaves_nothing_behind() {
     let mut names: Vec<_> = std::fs::read_dir(&run.0).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     names.sort();
     assert_eq!(names, ["other", "web1.ctl"]);
+    program.terminate();
+}
+
+/// `remoca check` finds what `remoca check NAME` does, at the same level.
+#[test]
+fn mistakes_in_files_are_found_with_and_without_a_name() {
+    let scene = Scene::new();
+    scene.configure("");
+    std::fs::create_dir(scene.path("remoca")).unwrap();
+    let control = scene.text("remoca/web1.ctl");
+    let mut disk = scene.command(&["disk", "--name", "web1", "--control", &control]);
+    let mut program = Program::start(&mut disk, &scene.path("log"));
+    wait_until("the process answers", || std::os::unix::net::UnixStream::connect(&control).is_ok());
+    status(Path::new(&control));
+    if with_run(&scene.path("remoca")).is_none() {
+        eprintln!("SKIPPED: this user may not mount a file system in memory");
+        return;
+    }
+    let check = |name: Option<&str>| -> Vec<(String, String)> {
+        let mut command = with_run(&scene.path("remoca")).unwrap();
+        command.args([REMOCA, "check", "-o", "json"]).args(name).env("REMOCA_CONFIG", scene.folder.path());
+        let output = run_command(&mut command);
+        let findings: Vec<serde_json::Value> =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        let is_failed = findings.iter().any(|finding| finding["level"] == "failed");
+        assert_eq!(output.status.success(), !is_failed, "{findings:#?}");
+        let findings = findings.iter().filter(|finding| finding["what"] == "configuration");
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        findings.map(|finding| (text(&finding["level"]), text(&finding["found"]))).collect()
+    };
+    assert_eq!(check(None), []);
+    assert_eq!(check(Some("web1")), [("ok".to_owned(), "is in effect".to_owned())]);
+    scene.configure("buffers = '32M'");
+    assert_eq!(
+        check(None),
+        [("warning".to_owned(), "not in effect yet: buffers: 32M (".to_owned() + &scene.text("vms/web1.toml") + ":2)")]
+    );
+    assert_eq!(check(None), check(Some("web1")));
+    scene.configure("cahce = '3M'");
+    let found = check(None);
+    assert!(found.len() == 1 && found[0].0 == "failed" && found[0].1.contains("web1.toml:2: unknown key"), "{found:?}");
+    assert_eq!(found, check(Some("web1")));
+    // Of a VM that does not run, and of the memory server.
+    scene.configure("");
+    std::fs::write(scene.path("vms/web2.toml"), "version = 1\nbufers = '32M'\n").unwrap();
+    std::fs::write(scene.path("remoca.toml"), "version = 1\n[serve]\nmistake = 1\n").unwrap();
+    let found = check(None);
+    assert!(found.len() == 2 && found.iter().all(|(level, _)| level == "failed"), "{found:?}");
+    assert!(found[0].1.contains("remoca.toml:3: ") && found[1].1.contains("web2.toml:2: "), "{found:?}");
+    assert_eq!(check(Some("web1")), [("ok".to_owned(), "is in effect".to_owned())]);
     program.terminate();
 }

@@ -214,7 +214,7 @@ fn a_donor_that_lies_is_named_first() {
     expect_first(&page, &mut machine, "lying-server", &["warning  ill: server ", &server.address, "it lies: "]);
     // `remoca check` begins with it.
     let control = machine.control().display().to_string();
-    let checked = run(&["check", &control, "--json", "--config", "/nonexistent"]);
+    let checked = run(&["check", &control, "-o", "json", "--config", "/nonexistent"]);
     let findings: Vec<Value> = serde_json::from_slice(&checked.stdout).unwrap();
     assert!(findings[0]["found"].as_str().unwrap().starts_with("it lies: "), "{findings:#?}");
 }

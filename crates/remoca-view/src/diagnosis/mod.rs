@@ -27,7 +27,7 @@ use std::fmt;
 pub struct Problem {
     /// Name of the cause, the same in all versions.
     pub cause: String,
-    /// Names of the VMs that have it, in order. Several have it if one memory server is the cause.
+    /// Names of the VMs that have it, in order. Several have it if one memory server is the cause, and none if it is the host's.
     pub vms: Vec<String>,
     #[serde(flatten)]
     pub finding: Finding,
@@ -95,15 +95,14 @@ pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
 pub fn of_host(vms: &[Vm], report: Option<&HostReport>) -> Vec<Problem> {
     let mut problems = of_all(vms);
     let stuck = report.into_iter().flat_map(balloon::of_report);
-    problems.extend(stuck.map(|(vm, finding)| Problem {
-        cause: "balloon-stuck".into(),
-        vms: vec![vm.into()],
-        finding,
-        shared: None,
-    }));
-    // Equal ones stay in order.
-    problems.sort_by_key(|problem| std::cmp::Reverse(problem.finding.level));
+    problems.extend(stuck.map(|(vm, finding)| Problem::new("balloon-stuck", vec![vm.into()], finding)));
+    sort(&mut problems);
     problems
+}
+
+/// Sorts problems, the worst first. Equally bad ones stay in order.
+pub fn sort(problems: &mut [Problem]) {
+    problems.sort_by_key(|problem| std::cmp::Reverse(problem.finding.level));
 }
 
 /// Returns what is wrong with one VM that answers, in the order of the rules.
@@ -176,7 +175,7 @@ pub fn process(status: &Status) -> Finding {
 
 fn configuration(status: &Status) -> Option<Found> {
     let notice = status.notice.as_ref()?;
-    Some(Found::warning("configuration", notice.clone(), "`remoca config check` names every mistake"))
+    Some(Found::failed("configuration", notice.clone(), "`remoca config check` names every mistake"))
 }
 
 fn trace(status: &Status) -> Option<Found> {
@@ -186,11 +185,17 @@ fn trace(status: &Status) -> Option<Found> {
 }
 
 impl Problem {
+    /// Returns what is wrong with `vms`, or with the host if there are none.
+    #[must_use]
+    pub fn new(cause: &str, vms: Vec<String>, finding: Finding) -> Self {
+        Self { cause: cause.into(), vms, finding, shared: None }
+    }
+
     /// Returns whose problem it is, in words.
     #[must_use]
     pub fn whose(&self) -> String {
         match &self.vms[..] {
-            [] => String::new(),
+            [] => "this host".into(),
             [one] => one.clone(),
             [one, others @ ..] => format!("{one} and {} more", others.len()),
         }

@@ -1,0 +1,92 @@
+//! Files of the configuration: whether they have mistakes, and are in effect.
+
+use crate::config::check::{mistakes, mistakes_of};
+use crate::settings::file::Problem as Mistake;
+use crate::settings::vm_path;
+use crate::vm::{FilesState, Vm};
+use anyhow::Result;
+use remoca_view::diagnosis::{self, Problem};
+use remoca_view::finding::{Finding, Level};
+use remoca_view::vm::Vm as Seen;
+use std::path::Path;
+
+const WHAT: &str = "configuration";
+const ADVICE: &str = "Correct it; `remoca config check` names every mistake";
+
+/// Checks the files of one VM.
+pub(super) fn check(vm: &Vm, folder: &Path) -> Vec<Finding> {
+    let mut findings: Vec<_> = state(vm).into_iter().collect();
+    let wrong: Vec<_> = new(mistakes_of(&vm.options.name, folder), &findings).map(|(_, finding)| finding).collect();
+    if !wrong.is_empty() {
+        findings.retain(|finding| finding.level != Level::Ok);
+    }
+    findings.extend(wrong);
+    findings
+}
+
+/// Adds what is wrong with the files of all VMs to the `problems` of those that were seen. Returns the worst first.
+pub(super) fn with_problems(mut problems: Vec<Problem>, seen: &[Seen], folder: &Path) -> Vec<Problem> {
+    let mut own: Vec<Problem> = Vec::new();
+    for (status, socket) in seen.iter().filter_map(|vm| Some((&vm.status.as_ref()?.status, &vm.socket))) {
+        let found = Vm::of_running(status.clone(), socket, folder).ok().and_then(|vm| state(&vm));
+        let Some(finding) = found.filter(|finding| finding.level != Level::Ok) else { continue };
+        // Said in other words, and about a file that may be another one by now.
+        problems.retain(|problem| problem.finding.what != WHAT || problem.vms != [status.name.as_str()]);
+        match own.iter_mut().find(|other| other.finding.found == finding.found) {
+            Some(other) => {
+                other.vms.push(status.name.clone());
+                if other.finding.level == Level::Warning {
+                    other.finding.advice = Some("`remoca upgrade --all` takes it up under the running guests".into());
+                }
+            }
+            None => own.push(Problem::new(WHAT, vec![status.name.clone()], finding)),
+        }
+    }
+    let told: Vec<_> = own.iter().map(|problem| problem.finding.clone()).collect();
+    let names = |path: Option<&Path>| -> Vec<String> {
+        let name = path.and_then(|path| path.file_stem()?.to_str()).filter(|name| path == Some(&vm_path(folder, name)));
+        name.map(str::to_owned).into_iter().collect()
+    };
+    own.extend(new(mistakes(folder), &told).map(|(mistake, finding)| {
+        let path = mistake.as_ref().map(|mistake| mistake.place.path.as_path());
+        Problem::new(WHAT, names(path), finding)
+    }));
+    problems.extend(own);
+    diagnosis::sort(&mut problems);
+    problems
+}
+
+/// Returns whether the files of a VM are in effect, or `None` if there are none.
+fn state(vm: &Vm) -> Option<Finding> {
+    let (name, runs) = (&vm.options.name, vm.running.is_some());
+    match &vm.files {
+        FilesState::None => None,
+        FilesState::InEffect if !runs => Some(Finding::ok(WHAT, "has no mistakes")),
+        FilesState::InEffect => Some(Finding::ok(WHAT, "is in effect")),
+        FilesState::Pending(changes) => Some(Finding::warning(
+            WHAT,
+            format!("not in effect yet: {}", changes.join("; ")),
+            format!("`remoca upgrade {name}` takes it up under the running guest"),
+        )),
+        FilesState::Unusable(error) => {
+            let goes_on = if runs { "Its process goes on" } else { "It would start" };
+            Some(Finding::failed(WHAT, format!("{error}. {goes_on} with the last good copy"), ADVICE))
+        }
+    }
+}
+
+/// Returns a finding for each mistake that is not in those of `told`, with the mistake; and one if the files cannot be read.
+fn new(mistakes: Result<Vec<Mistake>>, told: &[Finding]) -> impl Iterator<Item = (Option<Mistake>, Finding)> {
+    let failed = |text: String| Finding::failed(WHAT, text, ADVICE);
+    let found = match mistakes {
+        Err(error) => vec![(None, failed(format!("{error:#}")))],
+        Ok(mistakes) => mistakes
+            .into_iter()
+            .map(|mistake| {
+                let finding = failed(mistake.to_string());
+                (Some(mistake), finding)
+            })
+            .collect(),
+    };
+    found.into_iter().filter(|(_, finding)| !told.iter().any(|told| told.found.contains(&finding.found)))
+}
