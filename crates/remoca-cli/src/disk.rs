@@ -55,6 +55,7 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
         failure::of_start(error, former.is_some())
     })?;
     recognise(&mut options, former.as_ref());
+    options.has_predecessor = former.is_some();
     let mut kept = Kept { files, ..Kept::default() };
     if let Some(former) = &former {
         kept.since(former, schema, words.own).iter().for_each(|change| tracing::info!("configuration: {change}"));

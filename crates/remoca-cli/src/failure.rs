@@ -116,6 +116,10 @@ fn is_wrong_place(error: &SocketError) -> bool {
 fn is_for_the_operator(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
-        ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::IsADirectory | ErrorKind::PermissionDenied
+        ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::AlreadyExists
+            | ErrorKind::PermissionDenied
     )
 }

@@ -7,11 +7,14 @@
 
 use remoca_io::wake::WakeUp;
 use remoca_io::wake::raise;
-use remoca_protocol::trace::{FrameEncoder, HEAD_BYTES, TraceRecord, check_head, head};
+use remoca_protocol::trace::{
+    FRAME_HEADER_BYTES, FrameEncoder, FrameHeader, HEAD_BYTES, NotATrace, TraceRecord, check_head, head,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -68,16 +71,13 @@ pub struct TraceWriter {
 }
 
 impl TraceWriter {
-    /// Starts a trace in a new file at `path`. If the file system does not answer within a second, the file is opened later.
+    /// Starts a trace in the file at `path`, behind the trace that is there. If the file system does not answer within a second, the
+    /// file is opened later.
     ///
     /// # Errors
-    /// If the file cannot be created, or the system has no descriptors or threads left.
+    /// If the file cannot be created or is no trace, or the system has no descriptors or threads left.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let this = Self::start_in(path, |path| {
-            let mut file = File::create(path)?;
-            file.write_all(&head())?;
-            Ok(file)
-        })?;
+        let this = Self::start_in(path, open_first)?;
         match this.outcome.recv_timeout(PATIENCE) {
             Ok(Err(error)) => Err(error),
             Ok(Ok(())) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(this),
@@ -228,7 +228,68 @@ impl TraceWriter {
     }
 }
 
-/// Opens a file to which a previous program wrote a trace.
+/// Opens a file, pipe or device for a process that starts. Where a former process left a trace, which may end within a frame, it is
+/// made whole.
+fn open_first(path: &Path) -> io::Result<File> {
+    if std::fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+        let mut file = File::options().write(true).open(path)?;
+        file.write_all(&head())?;
+        return Ok(file);
+    }
+    let mut file = File::options().create(true).read(true).append(true).open(path)?;
+    let length = file.metadata()?.len();
+    let whole = whole_bytes(&file, length).map_err(|why| {
+        let text = format!(
+            "there is a file {} already, and it is not overwritten: {why}. Name another file, or move this one away",
+            path.display()
+        );
+        io::Error::new(io::ErrorKind::AlreadyExists, text)
+    })?;
+    if whole < length {
+        tracing::warn!(
+            "the trace in {} ended within a frame: its last {} bytes are removed",
+            path.display(),
+            length - whole
+        );
+        file.set_len(whole)?;
+    }
+    if whole == 0 {
+        file.write_all(&head())?;
+    } else {
+        tracing::info!("the trace in {} goes on", path.display());
+    }
+    Ok(file)
+}
+
+/// Returns how many of the `length` bytes of a trace are its head and whole frames.
+///
+/// # Errors
+/// If it is no trace, or a frame is damaged.
+fn whole_bytes(file: &File, length: u64) -> io::Result<u64> {
+    let mut first = [0; HEAD_BYTES];
+    if length < HEAD_BYTES as u64 {
+        let there = &mut first[..usize::try_from(length).unwrap_or(0)];
+        file.read_exact_at(there, 0)?;
+        return if head().starts_with(there) { Ok(0) } else { Err(io::Error::other(NotATrace::OtherFile)) };
+    }
+    file.read_exact_at(&mut first, 0)?;
+    check_head(&first).map_err(io::Error::other)?;
+    let mut whole = HEAD_BYTES as u64;
+    while whole + FRAME_HEADER_BYTES as u64 <= length {
+        let mut header = [0; FRAME_HEADER_BYTES];
+        file.read_exact_at(&mut header, whole)?;
+        let header =
+            FrameHeader::parse(&header).map_err(|error| io::Error::other(format!("at byte {whole}: {error}")))?;
+        let next = whole + (FRAME_HEADER_BYTES + header.length) as u64;
+        if next > length {
+            break;
+        }
+        whole = next;
+    }
+    Ok(whole)
+}
+
+/// Opens a file to which a previous program of this process wrote a trace.
 fn open_again(path: &Path) -> io::Result<File> {
     let is_file = std::fs::metadata(path).map_or(true, |file| file.is_file());
     let mut file = File::options().create(true).read(is_file).append(true).open(path)?;
@@ -324,6 +385,31 @@ mod tests {
         assert_eq!((trace.records, trace.lost, writer.lost()), (records, 0, 0));
     }
 
+    /// A process that was killed while it wrote has left a part of a frame, or of the head.
+    #[test]
+    fn a_process_that_starts_goes_on_with_the_trace_of_a_former_one() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let write = |numbers: std::ops::Range<u64>| {
+            let mut writer = TraceWriter::create(file.path()).unwrap();
+            for number in numbers {
+                writer.record(&record(number), false);
+                writer.flush();
+            }
+            writer.end();
+        };
+        let cut =
+            |bytes: usize| file.as_file().set_len(file.as_file().metadata().unwrap().len() - bytes as u64).unwrap();
+        write(1..1);
+        cut(HEAD_BYTES - 3);
+        write(1..4);
+        for torn in [1, 30] {
+            cut(torn);
+            write(3..4);
+        }
+        let trace = parse_trace(&std::fs::read(file.path()).unwrap()).unwrap();
+        assert_eq!(trace.records, (1..4).map(record).collect::<Vec<_>>());
+    }
+
     #[test]
     fn a_file_that_cannot_be_made_is_said_at_once() {
         assert!(TraceWriter::create(Path::new("/no/such/folder/trace")).is_err());
@@ -404,5 +490,11 @@ mod tests {
         writer.record(&record(1), false);
         writer.end();
         assert_eq!(std::fs::read(file.path()).unwrap(), [7; 40]);
+        for other in [&[7; 40][..], b"short", &[&head()[..], &[255; 40]].concat()] {
+            std::fs::write(file.path(), other).unwrap();
+            let Err(error) = TraceWriter::create(file.path()) else { panic!("it is refused") };
+            assert!(error.to_string().contains("it is not overwritten: "), "{error}");
+            assert_eq!(std::fs::read(file.path()).unwrap(), other);
+        }
     }
 }

@@ -153,7 +153,7 @@ pub struct DiskArgs {
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     buffers: u64,
 
-    /// Record every request in this file
+    /// Record every request in this file. A trace that is there goes on; any other file is refused
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
 
@@ -288,6 +288,7 @@ pub(super) fn options(args: DiskArgs, control: PathBuf) -> Result<Options> {
         incoming: args.incoming.map(|endpoint| Incoming { endpoint, key: args.incoming_key }),
         buffers: args.buffers,
         trace: args.trace,
+        has_predecessor: false,
         uses_io_uring: !args.no_io_uring,
         poll_time_max: Duration::from_micros(args.poll_max_us),
         hedges: !args.no_hedge,

@@ -67,8 +67,12 @@ pub struct SimArgs {
     output: Form,
 
     /// Also write a page with charts into this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "PAGE")]
     html: Option<PathBuf>,
+
+    /// Replace PAGE if it is there
+    #[arg(long, requires = "html")]
+    force: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -117,13 +121,13 @@ impl SimArgs {
 /// If the trace cannot be read or takes too much memory, or the page cannot be written.
 pub fn run(args: &SimArgs) -> Result<()> {
     // Before the work, so that it is not done in vain.
-    let page = args.html.as_deref().map(unfinished).transpose()?;
+    let page = args.html.as_deref().map(|page| unfinished(page, args.force)).transpose()?;
     let mut opened = args.file.open()?;
     let report = simulate(args, &mut opened)?;
     if let (Some(mut page), Some(path)) = (page, &args.html) {
         let cannot = || format!("cannot write {}", path.display());
         page.write_all(page::render(&report).into_string().as_bytes()).with_context(cannot)?;
-        complete(page, path)?;
+        complete(page, path, args.force)?;
     }
     let text = match args.output {
         Form::Json => serde_json::to_string_pretty(&report)? + "\n",

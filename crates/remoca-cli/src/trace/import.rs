@@ -5,15 +5,16 @@ use crate::size::show_size;
 use anyhow::{Context, Result, bail};
 use remoca_trace::{Format, Summary, Writer};
 use std::fs::Permissions;
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, PersistError};
 
-/// Reads a trace of any format, and writes it to `output` in ours. The file is there when all of it is written.
-pub fn run(file: &TraceFile, output: &Path) -> Result<()> {
+/// Reads a trace of any format, and writes it to `output` in ours. The file is there when all of it is written. `replaces`: whether it
+/// takes the place of another one.
+pub fn run(file: &TraceFile, output: &Path, replaces: bool) -> Result<()> {
     let mut opened = file.open()?;
-    let unfinished = unfinished(output)?;
+    let unfinished = unfinished(output, replaces)?;
     let cannot = || format!("cannot write {}", output.display());
     let mut writer = Writer::new(BufWriter::new(unfinished)).with_context(cannot)?;
     let mut summary = Summary::default();
@@ -23,7 +24,7 @@ pub fn run(file: &TraceFile, output: &Path) -> Result<()> {
         writer.write(batch).with_context(cannot)
     })?;
     let unfinished = writer.finish().with_context(cannot)?.into_inner().map_err(|error| error.into_error());
-    let bytes = complete(unfinished.with_context(cannot)?, output)?;
+    let bytes = complete(unfinished.with_context(cannot)?, output, replaces)?;
     let requests = summary.requests();
     let each = if requests == 0 { 0.0 } else { bytes as f64 / requests as f64 };
     let mut out = std::io::stdout();
@@ -44,14 +45,17 @@ pub fn run(file: &TraceFile, output: &Path) -> Result<()> {
 /// Returns a file beside `output`, which is removed if it does not take its place.
 ///
 /// # Errors
-/// If there is something else than a file at `output`, or no file can be made beside it.
-pub fn unfinished(output: &Path) -> Result<NamedTempFile> {
+/// If there is a file at `output` and it does not replace one, there is something else than a file, or no file can be made beside it.
+pub fn unfinished(output: &Path, replaces: bool) -> Result<NamedTempFile> {
     let folder = match output.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
         _ => PathBuf::from("."),
     };
     if std::fs::metadata(output).is_ok_and(|file| !file.is_file()) {
         bail!("{} is no file, and is not replaced by one: name another", output.display());
+    }
+    if !replaces && std::fs::symlink_metadata(output).is_ok() {
+        bail!("there is a file {} already: name another, or say --force to replace it", output.display());
     }
     // As for any new file, less what the user's mask takes away.
     let permissions = Permissions::from_mode(0o666);
@@ -64,10 +68,37 @@ pub fn unfinished(output: &Path) -> Result<NamedTempFile> {
 /// Lets a complete file take the place of `output`. Returns its size in bytes.
 ///
 /// # Errors
-/// If the system refuses.
-pub fn complete(file: NamedTempFile, output: &Path) -> Result<u64> {
+/// If the system refuses, or a file has appeared at `output` meanwhile and it does not replace one. It then stays beside it.
+pub fn complete(file: NamedTempFile, output: &Path, replaces: bool) -> Result<u64> {
     let cannot = || format!("cannot write {}", output.display());
     let bytes = file.as_file().metadata().with_context(cannot)?.len();
-    file.persist(output).map_err(|error| error.error).with_context(cannot)?;
-    Ok(bytes)
+    let placed = if replaces { file.persist(output) } else { file.persist_noclobber(output) };
+    let Err(PersistError { error, file }) = placed else { return Ok(bytes) };
+    if error.kind() != ErrorKind::AlreadyExists {
+        return Err(error).with_context(cannot);
+    }
+    let (_, kept) = file.keep().map_err(|error| error.error).with_context(cannot)?;
+    bail!(
+        "a file {} has appeared meanwhile, and is not replaced: what was written is in {}",
+        output.display(),
+        kept.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_has_appeared_meanwhile_stays_and_so_does_what_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("out");
+        let mut file = unfinished(&output, false).unwrap();
+        file.write_all(b"hours of work").unwrap();
+        std::fs::write(&output, "another").unwrap();
+        let error = complete(file, &output, false).unwrap_err().to_string();
+        let (_, kept) = error.rsplit_once(' ').unwrap();
+        assert_eq!(std::fs::read(kept).unwrap(), b"hours of work", "{error}");
+        assert_eq!(std::fs::read(&output).unwrap(), b"another");
+    }
 }

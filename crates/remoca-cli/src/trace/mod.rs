@@ -6,15 +6,12 @@ mod info;
 mod reading;
 mod record;
 
-use crate::size::parse_size;
-use crate::time::parse_duration;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 pub use form::Form;
 pub use import::{complete, unfinished};
 pub use reading::{Opened, TraceFile, read_all};
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Record and import traces of disk requests, for `remoca sim`.
 #[derive(Args, Debug)]
@@ -26,7 +23,7 @@ pub struct TraceArgs {
 #[derive(Subcommand, Debug)]
 enum Action {
     /// Record what a VM's guest reads, writes and evicts, until the time or the size is reached or the command is interrupted
-    Record(RecordArgs),
+    Record(record::RecordArgs),
     /// End the recording of a VM that another `remoca trace record` receives
     Stop {
         /// Name of the VM process, or the path of its control socket
@@ -40,32 +37,17 @@ enum Action {
 }
 
 #[derive(Args, Debug)]
-struct RecordArgs {
-    /// Name of the VM process, or the path of its control socket
-    #[arg(value_name = "NAME")]
-    name: String,
-
-    /// File to write; it appears when the recording is complete
-    #[arg(short, long, value_name = "FILE")]
-    output: PathBuf,
-
-    /// Time after which the recording ends
-    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
-    time: Duration,
-
-    /// Size at which it ends, about ten bytes a request
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
-    size: u64,
-}
-
-#[derive(Args, Debug)]
 struct ImportArgs {
     #[command(flatten)]
     file: TraceFile,
 
     /// File to write; it appears when the import is complete
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "OUTPUT")]
     output: PathBuf,
+
+    /// Replace OUTPUT if it is there
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Args, Debug)]
@@ -84,9 +66,9 @@ struct InfoArgs {
 /// If the VM process does not answer, or a trace cannot be read or written.
 pub fn run(args: &TraceArgs) -> Result<()> {
     match &args.action {
-        Action::Record(args) => record::run(&args.name, &args.output, args.time, args.size),
+        Action::Record(args) => record::run(args),
         Action::Stop { name } => record::stop(name),
-        Action::Import(args) => import::run(&args.file, &args.output),
+        Action::Import(args) => import::run(&args.file, &args.output, args.force),
         Action::Info(args) => info::run(&args.file, args.output),
     }
 }

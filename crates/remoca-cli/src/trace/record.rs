@@ -5,8 +5,10 @@
 
 use super::import::{complete, unfinished};
 use crate::runtime;
-use crate::size::show_size;
+use crate::size::{parse_size, show_size};
+use crate::time::parse_duration;
 use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
 use remoca_io::control::{self, call_for_stream};
 use remoca_io::signals::Signals;
 use remoca_protocol::control::{Command, Reply};
@@ -22,11 +24,35 @@ const WAIT: Duration = Duration::from_millis(200);
 /// How long the rest of the trace may take to arrive once its end was asked for.
 const END_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Records the trace of the VM `name` into `output`, for at most so long and of at most that size.
-pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
+#[derive(Args, Debug)]
+pub struct RecordArgs {
+    /// Name of the VM process, or the path of its control socket
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    /// File to write; it appears when the recording is complete
+    #[arg(short, long, value_name = "FILE")]
+    output: PathBuf,
+
+    /// Replace FILE if it is there
+    #[arg(long)]
+    force: bool,
+
+    /// Time after which the recording ends
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_duration)]
+    time: Duration,
+
+    /// Size at which it ends, about ten bytes a request
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    size: u64,
+}
+
+/// Records the trace of a VM into a file, for at most the time and of at most the size that the arguments say.
+pub fn run(args: &RecordArgs) -> Result<()> {
+    let &RecordArgs { ref name, ref output, force, time, size } = args;
     let signals = Signals::take().context("cannot wait for signals")?;
     let socket = socket_of(name)?;
-    let mut file = unfinished(output)?;
+    let mut file = unfinished(output, force)?;
     let mut trace = start(&socket)?;
     let begun = Instant::now();
     eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
@@ -66,7 +92,7 @@ pub fn run(name: &str, output: &Path, time: Duration, size: u64) -> Result<()> {
     }
     // Without the frame of which only a part could be written.
     file.as_file().set_len(frames.written).with_context(|| format!("cannot write {}", output.display()))?;
-    let bytes = complete(file, output)?;
+    let bytes = complete(file, output, force)?;
     let Frames { records, lost, .. } = frames;
     let mut out = io::stdout();
     let seconds = begun.elapsed().as_secs_f64();

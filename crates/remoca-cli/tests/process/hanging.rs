@@ -157,7 +157,7 @@ fn a_trace_that_nobody_reads_holds_up_nothing() {
 /// The next program could not take over, because the kernel ends no thread that waits for such a file system.
 #[test]
 fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
-    let hanging = HangingFs::mount(1 << 20);
+    let hanging = HangingFs::mount(0);
     let arguments = vec!["--trace".into(), hanging.file().display().to_string()];
     let mut machine = Machine::start(Setup { arguments, ..Setup::default() });
     machine.run(20);

@@ -186,7 +186,11 @@ fn a_recording_ends_at_its_size_and_with_the_process() {
     assert!((50 << 10..=100 << 10).contains(&length), "{length}");
     json(&["trace", "info", text(&trace), "-o", "json"]);
 
-    let recorder = Recorder::start(folder.path(), &machine.control(), &[]);
+    // What was recorded is not lost to a command that is said again.
+    let again = run(&["trace", "record", text(&machine.control()), "-o", text(&trace), "--time", "1s"]);
+    expect_refusal(&again, FAILURE, &["there is a file ", "already", "--force"]);
+    assert_eq!(std::fs::metadata(&trace).unwrap().len(), length);
+    let recorder = Recorder::start(folder.path(), &machine.control(), &["--force"]);
     machine.run(20);
     machine.program.terminate();
     let (trace, said) = recorder.wait();
@@ -232,7 +236,12 @@ fn what_is_no_trace_leaves_nothing_behind() {
     let accepted = sim("cut", &["--accept-cut"]);
     assert!(String::from_utf8(accepted.stdout).unwrap().contains("The rest is missing: the trace is cut short"));
 
-    let shown = sim("good", &["--guest", "1M", "--local", "1M", "--remote", "2M", "--curve", "exact"]);
+    expect_refusal(&import("good", &[]), FAILURE, &["there is a file ", "already", "--force"]);
+    assert_eq!(std::fs::read(path("out")).unwrap(), whole);
+    assert!(import("good", &["--force"]).status.success());
+    expect_refusal(&sim("good", &[]), FAILURE, &["there is a file ", "page.html already", "--force"]);
+    let more = ["--guest", "1M", "--local", "1M", "--remote", "2M", "--curve", "exact", "--force"];
+    let shown = sim("good", &more);
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.lines().all(|line| line.len() <= 80), "{shown}");
     assert!(shown.contains("remote tier") && shown.contains("Mean read: "), "{shown}");
@@ -364,6 +373,51 @@ fn a_guest_that_lies_while_it_is_recorded() {
     assert!(evicted.iter().all(|record| record.block < blocks && record.blocks == 1 && record.disk == 0));
     json(&["sim", text(&trace), "--remote", "4M", "--policy", "adaptive", "-o", "json"]);
     machine.finish();
+}
+
+/// A service manager starts a process again with the same arguments.
+#[test]
+fn a_process_that_starts_again_goes_on_with_its_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace");
+    let arguments = vec!["--trace".into(), file.display().to_string()];
+    let mut machine = Machine::start(Setup { arguments, ..Setup::default() });
+    let records = || parse_trace(&std::fs::read(&file).unwrap()).unwrap().records.len();
+    machine.run(300);
+    wait_until("frames are in the file", || records() > 1000);
+    machine.program.kill();
+    // In the middle of a write.
+    let torn = std::fs::metadata(&file).unwrap().len() - 1;
+    std::fs::File::options().write(true).open(&file).unwrap().set_len(torn).unwrap();
+    let before = records();
+    machine.restart();
+    machine.run(20);
+    machine.program.terminate();
+    let log = machine.program.log();
+    assert!(log.contains("ended within a frame") && log.contains("goes on"), "{log}");
+    assert!(records() > before, "{before}");
+    json(&["trace", "info", text(&file), "-o", "json"]);
+
+    // A guest may wait for its disks, whatever is in the way of a trace.
+    std::fs::write(&file, "no trace").unwrap();
+    machine.restart();
+    machine.run(20);
+    assert!(machine.program.log().contains("no request is recorded"), "{}", machine.program.log());
+    assert_eq!(std::fs::read(&file).unwrap(), b"no trace");
+    machine.pages_sent = machine.counter("evictions_reported");
+    machine.finish();
+}
+
+/// The first process of a name has no guest yet.
+#[test]
+fn a_trace_overwrites_no_other_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(path("image"), vec![7; 1 << 20]).unwrap();
+    let [disk, nbd] = [format!("image={}", path("image")), format!("unix:{}", path("nbd"))];
+    let arguments = ["disk", "--disk", &disk, "--nbd", &nbd, "--control", &path("control"), "--trace", &path("image")];
+    expect_refusal(&run(&arguments), 78, &["there is a file ", "it is not overwritten", "Name another file"]);
+    assert_eq!(std::fs::read(path("image")).unwrap(), vec![7; 1 << 20]);
 }
 
 /// An image in place of another is a disk with another number.

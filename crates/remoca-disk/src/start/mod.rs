@@ -284,10 +284,18 @@ fn link(
     Ok(Some(link))
 }
 
-/// Opens the file in which requests are recorded. Returns `None` if there is to be none.
-fn trace(options: &Options, goes_on: bool) -> Result<Option<TraceWriter>> {
-    let open = if goes_on { TraceWriter::append } else { TraceWriter::create };
-    options.trace.as_deref().map(open).transpose().context("cannot make the trace file")
+/// Opens the file in which requests are recorded. Returns `None` if there is to be none, or if there cannot be one and a guest may
+/// wait for its disks.
+fn trace(options: &Options, is_upgrade: bool) -> Result<Option<TraceWriter>> {
+    let open = if is_upgrade { TraceWriter::append } else { TraceWriter::create };
+    match options.trace.as_deref().map(open).transpose() {
+        Err(error) if options.has_predecessor => {
+            let path = options.trace.as_deref().unwrap_or(Path::new("")).display();
+            tracing::warn!("no request is recorded: cannot open the trace file {path}: {error}");
+            Ok(None)
+        }
+        trace => trace.context("cannot make the trace file"),
+    }
 }
 
 /// Gives each disk the number by which the engine knows it.

@@ -51,6 +51,8 @@ pub struct Options {
     pub buffers: u64,
     /// File that every request is recorded in.
     pub trace: Option<PathBuf>,
+    /// Whether a process of this name ran since the host booted, so that a guest may wait for its disks.
+    pub has_predecessor: bool,
     pub uses_io_uring: bool,
     /// Longest time to look for the next request before the process sleeps.
     pub poll_time_max: Duration,

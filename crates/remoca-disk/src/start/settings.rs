@@ -142,6 +142,7 @@ mod tests {
             incoming: None,
             buffers: 0,
             trace: None,
+            has_predecessor: false,
             uses_io_uring: false,
             poll_time_max: Duration::ZERO,
             hedges: true,

@@ -51,7 +51,7 @@ struct Server {
 }
 
 impl HangingFs {
-    /// Mounts a file system whose file has `bytes` zeroes.
+    /// Mounts a file system whose file has `bytes` zeroes. Writes beyond its end let it grow.
     pub fn mount(bytes: usize) -> Self {
         let is_root = rustix::process::geteuid().is_root();
         assert!(is_root, "this test mounts a FUSE file system: run it as root");
@@ -148,10 +148,12 @@ impl Server {
             }
             WRITE => {
                 let (start, length) = (long(body, 8) as usize, word(body, 16) as usize);
+                let end = (start + length).max(self.content.len());
+                self.content.resize(end, 0);
                 self.content[start..start + length].copy_from_slice(&body[40..40 + length]);
                 Ok([&(length as u32).to_le_bytes()[..], &[0; 4]].concat())
             }
-            // Zeroes the range, whether or not a hole was requested. The file never grows.
+            // Zeroes the range, whether or not a hole was requested. The file does not grow by it.
             FALLOCATE => {
                 let start = (long(body, 8) as usize).min(self.content.len());
                 let end = (start + long(body, 16) as usize).min(self.content.len());
