@@ -5,7 +5,10 @@ use remoca_trace::Summary;
 use remoca_trace::sim::{CurveKind, Outcome, PolicyKind, Setup};
 use serde::Serialize;
 
-/// Time of a read from the disk where the trace has none, in milliseconds: that of the demonstration in the README.
+/// Times of a read where neither the command line nor the trace says one, in milliseconds: of the local tier, the remote one, and the
+/// disk of the demonstration in the README.
+const LOCAL_MS: f64 = 0.01;
+const REMOTE_MS: f64 = 0.2;
 const DISK_MS: f64 = 7.0;
 
 /// The trace.
@@ -32,28 +35,75 @@ pub struct Latencies {
     pub local_ms: f64,
     pub remote_ms: f64,
     pub disk_ms: f64,
-    /// Where the disk's time comes from.
-    pub disk_is: DiskTime,
+    /// Sources of these times.
+    pub local_is: TimeSource,
+    pub remote_is: TimeSource,
+    pub disk_is: TimeSource,
 }
 
-/// Source of the disk's time.
+/// Source of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum DiskTime {
+pub enum TimeSource {
     Said,
     OfTheTrace,
     Assumed,
 }
 
 impl Latencies {
-    /// Returns the times. What the operator says of the disk comes before what the trace says.
-    pub fn of(local_ms: f64, remote_ms: f64, disk_ms: Option<f64>, summary: &Summary) -> Self {
-        let (disk_ms, disk_is) = match (disk_ms, summary.recorded_disk_ms) {
-            (Some(ms), _) => (ms, DiskTime::Said),
-            (None, Some(ms)) => (ms, DiskTime::OfTheTrace),
-            (None, None) => (DISK_MS, DiskTime::Assumed),
+    /// Returns the times. What the operator says (`said`: of the local tier, the remote one, and the disk) comes before what the trace
+    /// says. A trace does not tell in which tier a read hit, so its time of the cache is that of a tier only if there is no other.
+    pub fn of(said: [Option<f64>; 3], sizes: Sizes, summary: &Summary) -> Self {
+        let choose = |said: Option<f64>, recorded: Option<f64>, assumed: f64| match (said, recorded) {
+            (Some(ms), _) => (ms, TimeSource::Said),
+            (None, Some(ms)) => (ms, TimeSource::OfTheTrace),
+            (None, None) => (assumed, TimeSource::Assumed),
         };
-        Self { local_ms, remote_ms, disk_ms, disk_is }
+        let [local, remote, disk] = said;
+        let of_only = |own: u64, other: u64| summary.recorded_cache_ms.filter(|_| own > 0 && other == 0);
+        let (local_ms, local_is) = choose(local, of_only(sizes.local, sizes.remote), LOCAL_MS);
+        let (remote_ms, remote_is) = choose(remote, of_only(sizes.remote, sizes.local), REMOTE_MS);
+        let (disk_ms, disk_is) = choose(disk, summary.recorded_disk_ms, DISK_MS);
+        Self { local_ms, remote_ms, disk_ms, local_is, remote_is, disk_is }
+    }
+
+    /// Returns where the times come from that the operator did not say, a sentence each.
+    fn notes(&self, sizes: Sizes, summary: &Summary) -> Vec<String> {
+        let mut notes = Vec::new();
+        let tiers = [
+            (sizes.local, "local", self.local_ms, self.local_is),
+            (sizes.remote, "remote", self.remote_ms, self.remote_is),
+        ];
+        for (_, tier, ms, source) in tiers.into_iter().filter(|(bytes, ..)| *bytes > 0) {
+            match (source, summary.recorded_cache_ms) {
+                (TimeSource::OfTheTrace, _) => notes.push(format!(
+                    "A read from the {tier} tier takes {ms:.3} ms, as one from the cache in the trace, whichever tier that was \
+                     (--{tier}-latency)."
+                )),
+                (TimeSource::Assumed, Some(cache_ms)) => notes.push(format!(
+                    "A read from the {tier} tier is assumed to take {ms} ms (--{tier}-latency): one from the cache took {cache_ms:.3} ms in the \
+                     trace, which does not tell of which tier."
+                )),
+                (TimeSource::Assumed, None) => {
+                    notes.push(format!("A read from the {tier} tier is assumed to take {ms} ms (--{tier}-latency)."));
+                }
+                (TimeSource::Said, _) => {}
+            }
+        }
+        match self.disk_is {
+            TimeSource::Assumed => notes.push(format!(
+                "The trace has no times of the disk: a read from it is assumed to take {} ms (--disk-latency).",
+                self.disk_ms
+            )),
+            TimeSource::OfTheTrace => {
+                notes.push(format!(
+                    "A read from the disk takes {:.3} ms, as in the trace (--disk-latency).",
+                    self.disk_ms
+                ));
+            }
+            TimeSource::Said => {}
+        }
+        notes
     }
 }
 
@@ -174,17 +224,7 @@ impl Report {
         if self.policy == PolicyKind::Fixed {
             notes.push("The best set of blocks is a bound: no cache knows it beforehand. Times are as if blocks were read alone.".into());
         }
-        match latencies.disk_is {
-            DiskTime::Assumed => notes.push(format!(
-                "The trace has no times: a read from the disk is assumed to take {} ms (--disk-latency).",
-                latencies.disk_ms
-            )),
-            DiskTime::OfTheTrace => notes.push(format!(
-                "A read from the disk takes {:.3} ms, as in the trace (--disk-latency).",
-                latencies.disk_ms
-            )),
-            DiskTime::Said => {}
-        }
+        notes.extend(latencies.notes(self.bytes, &trace.summary));
         if let Some(hits) = trace.summary.recorded_cache_reads.filter(|_| trace.summary.reads > 0) {
             let share = hits as f64 / trace.summary.reads as f64 * 100.0;
             notes.push(format!("While it was recorded, the cache answered {share:.1} % of the reads."));
@@ -194,5 +234,29 @@ impl Report {
         }
         notes.extend(trace.cut.iter().map(|cut| format!("The rest is missing: {cut}.")));
         notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the times for tiers of these sizes, with the number of notes that name the option of one.
+    fn times(said: Option<f64>, local: u64, remote: u64, recorded: Option<f64>) -> (f64, f64, usize) {
+        let mut summary = Summary::default();
+        summary.recorded_cache_ms = recorded;
+        let sizes = Sizes { guest: 0, local, remote };
+        let latencies = Latencies::of([None, said, None], sizes, &summary);
+        let notes = latencies.notes(sizes, &summary).join(" ");
+        (latencies.local_ms, latencies.remote_ms, notes.matches("-latency)").count() - 1)
+    }
+
+    #[test]
+    fn the_cache_of_a_trace_is_the_only_tier_or_none() {
+        assert_eq!(times(None, 0, 1, Some(0.35)), (LOCAL_MS, 0.35, 1));
+        assert_eq!(times(None, 1, 0, Some(0.35)), (0.35, REMOTE_MS, 1));
+        assert_eq!(times(None, 1, 1, Some(0.35)), (LOCAL_MS, REMOTE_MS, 2));
+        assert_eq!(times(None, 1, 1, None), (LOCAL_MS, REMOTE_MS, 2));
+        assert_eq!(times(Some(3.0), 0, 1, Some(0.35)), (LOCAL_MS, 3.0, 0));
     }
 }

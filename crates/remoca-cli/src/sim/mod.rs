@@ -50,13 +50,13 @@ pub struct SimArgs {
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = parse_size)]
     memory: u64,
 
-    /// Time of a read from the local tier, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 0.01, value_parser = milliseconds)]
-    local_latency: f64,
+    /// Time of a read from the local tier, in milliseconds [default: if it is the only tier, that of the trace's cache; else 0.01]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    local_latency: Option<f64>,
 
-    /// Time of a read from the remote tier, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 0.2, value_parser = milliseconds)]
-    remote_latency: f64,
+    /// Time of a read from the remote tier, in milliseconds [default: if it is the only tier, that of the trace's cache; else 0.2]
+    #[arg(long, value_name = "MS", value_parser = milliseconds)]
+    remote_latency: Option<f64>,
 
     /// Time of a read from the disk, in milliseconds [default: that of the trace, or 7 if it has none]
     #[arg(long, value_name = "MS", value_parser = milliseconds)]
@@ -156,9 +156,10 @@ fn simulate(args: &SimArgs, opened: &mut Opened) -> Result<Report> {
         })
     })?;
     let outcome = simulation.finish();
-    let latencies = Latencies::of(args.local_latency, args.remote_latency, args.disk_latency, &summary);
-    let file = args.file.file.display().to_string();
     let sizes = figures::Sizes { guest: args.guest, local: args.local, remote: args.remote };
+    let said = [args.local_latency, args.remote_latency, args.disk_latency];
+    let latencies = Latencies::of(said, sizes, &summary);
+    let file = args.file.file.display().to_string();
     let trace = figures::TraceFigures { file, format: format.to_string(), summary, cut };
     Ok(Report::of(trace, sizes, &setup, latencies, outcome, cpu_seconds() - before))
 }

@@ -130,6 +130,18 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
         let ratio = at["hit_ratio"].as_f64().unwrap();
         assert!((ratio - simulated_hits as f64 / reads as f64).abs() < 0.03, "{policy}: {ratio}");
     }
+    // The time of a hit is that of the trace, if it is of the only tier.
+    let recorded = info["recorded_cache_ms"].as_f64().unwrap();
+    let times = |options: &[&str]| json(&[&["sim", text(&trace), "-o", "json"], options].concat())["latencies"].clone();
+    let only = times(&["--remote", &cache]);
+    assert_eq!((only["remote_ms"].as_f64(), &only["remote_is"]), (Some(recorded), &"of-the-trace".into()));
+    let said = times(&["--remote", &cache, "--remote-latency", "0.7"]);
+    assert_eq!((&said["remote_ms"], &said["remote_is"]), (&0.7.into(), &"said".into()));
+    let both = times(&["--local", &cache, "--remote", &cache]);
+    assert_eq!(
+        (&both["local_ms"], &both["remote_ms"], &both["local_is"]),
+        (&0.01.into(), &0.2.into(), &"assumed".into())
+    );
     machine.finish();
 }
 
