@@ -29,6 +29,7 @@ fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
 
 /// Tests that large folios arrive page by page: XFS keeps files in folios of many pages.
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn large_folios_reach_the_port_page_by_page() {
     let orders = check_content("agent-folios", &Recipe::bookworm(), MOUNT_XFS);
     assert_large_folios(&orders);

@@ -108,7 +108,11 @@ impl<M: Words> CacheIndex<M> {
 
     /// Checks that the index has not been changed since the content was found.
     pub(super) fn check(&self, Found { entry, content }: Found) {
-        debug_assert_eq!(self.entries.find_content(&self.words, content), Some(entry), "{content:?} was found before a change");
+        debug_assert_eq!(
+            self.entries.find_content(&self.words, content),
+            Some(entry),
+            "{content:?} was found before a change"
+        );
     }
 
     /// Returns the next known block on the clock whose content is not cached, or `None` if there is no such block. Used

@@ -45,8 +45,8 @@ use nodes::Nodes;
 use slots::Slots;
 
 pub use admit::{Offer, Tiers};
-pub use disk_words::DiskState;
 pub use blocks::Found;
+pub use disk_words::DiskState;
 pub use entries::EntryHint;
 pub use kept::Move;
 pub use layout::{DISK_BYTES_MAX, Layout, SWAP_AREAS_MAX, Words};
