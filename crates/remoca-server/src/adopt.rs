@@ -13,7 +13,7 @@ use crate::config::{Config, PageLocking};
 use crate::error::StartError;
 use crate::host;
 use crate::keeper::{Keeper, Left};
-use crate::mapped_pool::MappedPool;
+use crate::mapped_pool::{MappedPool, lent_for};
 
 /// Pages that are locked in one go.
 const SLICE_PAGES: u32 = 4096;
@@ -78,7 +78,7 @@ fn take_up(left: &Left, room: usize) -> io::Result<usize> {
         left.memory.populate(from, to, &mut false)?;
         from = to;
     }
-    match left.memory.allocated() <= u64::from(granted.0) {
+    match left.memory.allocated() <= lent_for(granted) {
         true => Ok(chunks),
         false => Err(io::Error::other("its client uses memory that it was not granted")),
     }

@@ -6,7 +6,8 @@
 //! 1. A pool of N granted pages has lent N/512 chunks of the arena, rounded up, and these have no memory there. While a pool
 //!    grows, a slice of chunks gives its memory up before as much is allocated here.
 //! 2. Granted pages are allocated, and locked if memory is locked, before the client hears of them. Pages that are no longer
-//!    granted are punched and seen to be gone (`st_blocks`) before their chunks return to the arena.
+//!    granted are punched before their chunks return to the arena, and the file is seen to have no more than the other chunks
+//!    would hold (`st_blocks`): the kernel may round up to a huge page, and that much is lent.
 //! 3. One change of a pool's memory at a time. A change that was begun is completed, whatever becomes of the session.
 //! 4. The memory has one owner ever: when a pool has ended, its file is closed.
 
@@ -64,7 +65,8 @@ pub(crate) struct MappedPool {
     epoch: AtomicU64,
     refusals: AtomicU64,
     is_over: AtomicBool,
-    is_growing: AtomicBool,
+    /// Whether pages are being allocated, or punched.
+    is_changing: AtomicBool,
     /// Whether the pool has ended and had no memory then. What its client allocates later is the client's own.
     is_emptied: AtomicBool,
     /// Held while memory changes.
@@ -114,7 +116,7 @@ impl MappedPool {
             epoch: AtomicU64::new(0),
             refusals: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
-            is_growing: AtomicBool::new(false),
+            is_changing: AtomicBool::new(false),
             is_emptied: AtomicBool::new(false),
             lent: Arc::new(Mutex::new(lent)),
             kept: OnceLock::new(),
@@ -191,10 +193,10 @@ impl MappedPool {
             if self.is_misused() || self.is_emptied.load(SeqCst) {
                 return false;
             }
-            // A growth that has begun is undone, and has memory until then.
-            let is_growing = self.is_growing.load(SeqCst);
-            if !is_growing && self.allocated() <= u64::from(self.limit().0) && self.granted() <= self.limit() {
-                return !self.is_over();
+            // A growth that has begun is undone, and has memory until then. So has a pool that has ended.
+            let is_still = !self.is_changing.load(SeqCst) && !self.is_over();
+            if is_still && self.allocated() <= lent_for(self.limit()) && self.granted() <= self.limit() {
+                return true;
             }
             settled.await;
         }
@@ -239,9 +241,9 @@ impl MappedPool {
         self.looks_above_limit.fetch_add(weight, SeqCst) + weight >= LOOKS_MAX
     }
 
-    /// Returns whether the client uses more memory than it was granted. False while memory changes.
+    /// Returns whether the client uses more memory than was lent for it. False while memory changes.
     pub(crate) fn overshoots(&self) -> bool {
-        self.lent.try_lock().is_ok_and(|_still| self.memory.allocated() > u64::from(self.granted().0))
+        self.lent.try_lock().is_ok_and(|_still| self.memory.allocated() > lent_for(self.granted()))
     }
 
     /// Changes the size. On an error the size is as before.
@@ -250,14 +252,15 @@ impl MappedPool {
         let result = if self.is_over() {
             Err(Refusal::Ended)
         } else if npages < self.granted() {
+            self.is_changing.store(true, SeqCst);
             Arc::clone(&self).shrink(npages, lent).await
         } else if npages > self.limit() {
             let quota = if npages > self.quota { ResizeRefusal::Quota } else { ResizeRefusal::NoMemory };
             Err(Refusal::Resize(quota))
         } else {
-            self.is_growing.store(true, SeqCst);
+            self.is_changing.store(true, SeqCst);
             let result = Arc::clone(&self).grow(npages, lent).await;
-            self.is_growing.store(false, SeqCst);
+            self.is_changing.store(false, SeqCst);
             self.settled.notify_waiters();
             result
         };
@@ -325,13 +328,14 @@ impl MappedPool {
         }
         self.note();
         self.shed(target, (target.0 as usize).div_ceil(CHUNK_PAGES), lent).await;
-        if self.memory.allocated() > u64::from(target.0) { Err(Refusal::Ended) } else { Ok(()) }
+        if self.memory.allocated() > lent_for(target) { Err(Refusal::Ended) } else { Ok(()) }
     }
 
     /// Punches all pages from `target` on until they stay away, and brings all chunks beyond `chunks` back to the arena.
     async fn shed(self: &Arc<Self>, target: PageCount, chunks: usize, mut lent: OwnedMutexGuard<Vec<LentChunk>>) {
         let is_punched = self.punch(target).await;
         self.is_emptied.fetch_or(is_punched && target == PageCount(0) && self.is_over(), SeqCst);
+        self.is_changing.store(false, SeqCst);
         self.settled.notify_waiters();
         while lent.len() > chunks {
             let at = lent.len().saturating_sub(SLICE_CHUNKS).max(chunks);
@@ -354,7 +358,7 @@ impl MappedPool {
             if let Some(Err(error)) = punched {
                 tracing::warn!(%error, "memory of a mapped pool cannot be punched");
             }
-            if self.memory.allocated() <= u64::from(target.0) {
+            if self.memory.allocated() <= lent_for(target) {
                 return true;
             }
             if attempt == 0 {
@@ -434,6 +438,11 @@ impl AsFd for MappedPool {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
+}
+
+/// Returns the pages that can be had in the chunks that are lent for a pool of `granted` pages. A file has no more memory.
+pub(crate) fn lent_for(granted: PageCount) -> u64 {
+    u64::from(granted.0).next_multiple_of(CHUNK_PAGES as u64)
 }
 
 /// Runs `work` on a helper thread. Returns `None` if the server is stopping.

@@ -103,6 +103,11 @@ impl Mapped {
         self.memory.metadata().unwrap().blocks() / 8
     }
 
+    /// Returns whether as many pages have memory as were granted, or what the host rounds that up to.
+    pub fn has_memory_for(&self, granted: u32) -> bool {
+        (granted..=granted.next_multiple_of(512)).contains(&u32::try_from(self.allocated()).unwrap())
+    }
+
     pub fn copy(&self) -> OwnedFd {
         self.memory.as_fd().try_clone_to_owned().unwrap()
     }
