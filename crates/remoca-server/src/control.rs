@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::command::{COMMAND_BYTES_MAX, Command, Reply, TakeBackError, TakenBack, whole_pages};
@@ -11,14 +11,16 @@ use crate::config::PageLocking;
 use crate::handshake::{ACCEPT_PAUSE, Workers};
 use crate::listener::Listener;
 use crate::mapped::{MappedMessage, TakeBack};
+use crate::places::{Place, Places};
 use crate::status::{Status, Totals, hex};
 use crate::stream::Stream;
 use crate::worker::{Message, Shared};
 
 /// Time that a client may take to read the status, to send a command, or to read its answer.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum number of operators that are served at the same time.
-const OPERATORS_MAX: usize = 8;
+/// Maximum number of operators that are served at the same time on one socket, and of those of one user that are waited for.
+const OPERATORS_MAX: usize = 64;
+const OPERATORS_OF_USER_MAX: usize = 32;
 
 /// Collects the status from all threads.
 #[derive(Debug)]
@@ -75,48 +77,45 @@ impl Reporter {
     }
 }
 
-/// Answers each connection with the status as JSON and closes it, one after the other.
+/// Answers each connection with the status as JSON, and closes it.
 pub(crate) async fn answer_control(control: Listener, reporter: Arc<Reporter>) {
-    loop {
-        match control.accept().await {
-            Ok(stream) => {
-                let Ok(mut json) = serde_json::to_vec_pretty(&reporter.status().await) else { continue };
-                json.push(b'\n');
-                // A client that does not read the status in time does not get it.
-                let _answered = timeout(CONTROL_TIMEOUT, stream.answer(&json)).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection on the control socket");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
+    serve_operators(control, |stream, place| answer_status(stream, place, Arc::clone(&reporter))).await;
 }
 
 /// Reads one command from each connection, and answers it.
 pub(crate) async fn answer_commands(commands: Listener, reporter: Arc<Reporter>) {
-    let places = Arc::new(Semaphore::new(OPERATORS_MAX));
+    serve_operators(commands, |stream, place| answer_command(stream, place, Arc::clone(&reporter))).await;
+}
+
+/// Serves several operators side by side. Beyond [`OPERATORS_MAX`], one that is waited for makes room for the next.
+async fn serve_operators<F>(listener: Listener, serve: impl Fn(Stream, Place) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let places = Arc::new(Places::new(OPERATORS_MAX, OPERATORS_OF_USER_MAX));
     loop {
-        match commands.accept().await {
-            Ok(stream) => {
-                // One more is closed unheard.
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-                let reporter = Arc::clone(&reporter);
-                tokio::spawn(async move {
-                    answer_command(stream, &reporter).await;
-                    drop(place);
-                });
-            }
+        match listener.accept().await {
+            Ok(stream) => places.begin(stream.origin(), |place| serve(stream, place)).await,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection on the socket for commands");
+                tracing::warn!(address = %listener.address(), %error, "cannot accept an operator's connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-async fn answer_command(mut stream: Stream, reporter: &Reporter) {
+/// Keeps its place until the status was read: only then is nobody waited for.
+async fn answer_status(stream: Stream, place: Place, reporter: Arc<Reporter>) {
+    let Ok(mut json) = serde_json::to_vec_pretty(&reporter.status().await) else { return };
+    json.push(b'\n');
+    // A client that does not read the status in time does not get it.
+    let _answered = timeout(CONTROL_TIMEOUT, stream.answer(&json)).await;
+    drop(place);
+}
+
+async fn answer_command(mut stream: Stream, place: Place, reporter: Arc<Reporter>) {
     let Ok(Some(line)) = timeout(CONTROL_TIMEOUT, read_line(&mut stream)).await else { return };
+    place.hear();
     let reply = match Command::parse(&line) {
         Ok(command) => {
             tracing::info!(?command, "told by an operator");

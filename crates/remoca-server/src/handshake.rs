@@ -1,25 +1,23 @@
 //! Accepts connections, reads each one's HELLO, and passes it to the worker that has its pool.
 //!
 //! Runs on the server's first thread. The number of connections between accept and session is bounded, both in total
-//! and per peer. A silent connection makes room for those that come after it (`doorway.rs`).
+//! and per peer. A silent connection makes room for those that come after it (`places.rs`).
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use remoca_protocol::{
     ErrorCode, ErrorReply, Frame, Hello, MAPPED_VERSIONS, ReceiveBuffer, RequestId, Token, VERSIONS,
 };
-use tokio::sync::{Notify, mpsc};
-use tokio::task::{AbortHandle, yield_now};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use crate::arena::Arena;
-use crate::doorway::{Doorway, Entered};
 use crate::listener::Listener;
 use crate::mapped::MappedMessage;
-use crate::stream::{Peer, Stream};
+use crate::places::{Place, Places};
+use crate::stream::Stream;
 use crate::worker::{Arrival, Message, Shared};
 
 /// Pause after accept failed, mostly for lack of descriptors.
@@ -63,94 +61,13 @@ impl Workers {
     }
 }
 
-/// The connections between accept and session.
-#[derive(Debug)]
-pub(crate) struct Places {
-    taken: Mutex<TakenPlaces>,
-    /// Notified when a connection has left.
-    freed: Notify,
-}
-
-#[derive(Debug)]
-struct TakenPlaces {
-    doorway: Doorway,
-    /// Handles that end a connection that has to make room.
-    ends: HashMap<u64, AbortHandle>,
-    /// Whether the operator was told that silent connections are ended.
-    told: bool,
-}
-
-impl Places {
-    pub(crate) fn new(most: usize, most_of_peer: usize) -> Self {
-        let doorway = Doorway::new(most, most_of_peer);
-        let taken = TakenPlaces { doorway, ends: HashMap::new(), told: false };
-        Self { taken: Mutex::new(taken), freed: Notify::new() }
-    }
-
-    /// Takes a place for a connection. If all places are taken, ends another connection for it. Waits while all
-    /// others are about to become sessions.
-    async fn enter(self: &Arc<Self>, peer: Peer) -> Place {
-        loop {
-            let freed = self.freed.notified();
-            if let Some(place) = self.try_enter(peer) {
-                return place;
-            }
-            freed.await;
-        }
-    }
-
-    fn try_enter(self: &Arc<Self>, peer: Peer) -> Option<Place> {
-        let mut taken = self.taken();
-        let Entered::In { number, instead } = taken.doorway.enter(peer) else { return None };
-        let ended = instead.and_then(|instead| taken.ends.remove(&instead));
-        if let Some(ended) = &ended {
-            ended.abort();
-        }
-        if std::mem::replace(&mut taken.told, ended.is_some()) != ended.is_some() && ended.is_some() {
-            tracing::warn!(?peer, "connections that say nothing are ended to make room for others");
-        }
-        Some(Place { places: Arc::clone(self), number })
-    }
-
-    fn taken(&self) -> MutexGuard<'_, TakenPlaces> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The place of one connection; freed when dropped.
-struct Place {
-    places: Arc<Places>,
-    number: u64,
-}
-
-impl Place {
-    /// Marks the connection as one that has said HELLO, so that it is no longer ended to make room.
-    fn hear(&self) {
-        self.places.taken().doorway.hear(self.number);
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.places.taken();
-        taken.doorway.leave(self.number);
-        taken.ends.remove(&self.number);
-        drop(taken);
-        self.places.freed.notify_waiters();
-    }
-}
-
 /// Accepts connections until it is cancelled.
 pub(crate) async fn accept(listener: Listener, places: Arc<Places>, workers: Arc<Workers>, shared: Arc<Shared>) {
     loop {
         match listener.accept().await {
             Ok(stream) => {
-                let place = places.enter(stream.origin()).await;
-                let number = place.number;
-                let greeting = tokio::spawn(greet(stream, place, Arc::clone(&workers), Arc::clone(&shared)));
-                places.taken().ends.insert(number, greeting.abort_handle());
-                // Lets the greeting read what the connection has already sent, before others can take its place.
-                yield_now().await;
+                let (workers, shared) = (Arc::clone(&workers), Arc::clone(&shared));
+                places.begin(stream.origin(), |place| greet(stream, place, workers, shared)).await;
             }
             Err(error) => {
                 tracing::warn!(address = %listener.address(), %error, "cannot accept a connection");

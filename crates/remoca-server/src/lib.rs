@@ -33,6 +33,7 @@ mod mapped_pool;
 mod mapped_session;
 mod mapping;
 mod memfile;
+mod places;
 mod pool;
 mod registry;
 mod replies;

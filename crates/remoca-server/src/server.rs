@@ -20,12 +20,13 @@ use crate::command::command_path;
 use crate::config::{Config, ListenAddress};
 use crate::control::{Reporter, answer_commands, answer_control};
 use crate::error::StartError;
-use crate::handshake::{self, Places, Workers};
+use crate::handshake::{self, Workers};
 use crate::host;
 use crate::keeper::Keeper;
 use crate::listener::{BoundListener, Listener};
 use crate::mapped::{self, HELPERS, MappedMessage};
 use crate::mapped_pool::MappedPool;
+use crate::places::Places;
 use crate::status::Status;
 use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
 

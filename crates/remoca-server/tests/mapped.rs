@@ -351,6 +351,40 @@ fn a_client_that_goes_on_writing_keeps_nobody_from_the_servers_memory() {
     });
 }
 
+/// Some connect and say nothing, more than are served at a time.
+#[test]
+fn silent_operators_keep_nobody_waiting() {
+    let setup = setup();
+    let socket = command_path(&setup.control);
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    let Reply::Error(error) = take_back(&setup.control, "abababab", 0) else { panic!("there is no pool") };
+    assert!(error.contains("remoca status --server"), "{error}");
+    drop(silent);
+}
+
+/// A status that is larger than what the kernel keeps for one that does not read.
+#[test]
+fn who_does_not_read_the_status_keeps_nobody_waiting() {
+    let limits = Limits { sessions: 2000, ..Limits::default() };
+    let setup = setup_with(|config| Config { limits, ..config });
+    let clients = |number: u16| {
+        let mut token = token(1);
+        token.0[..2].copy_from_slice(&number.to_le_bytes());
+        let mut client = Client::connect(&setup.server);
+        client.hello(token, 1);
+        client
+    };
+    let clients: Vec<_> = (0..2000).map(clients).collect();
+    let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&setup.control).unwrap()).collect();
+    let mut reader = UnixStream::connect(&setup.control).unwrap();
+    reader.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    let status: remoca_server::Status = serde_json::from_str(&text).unwrap();
+    assert_eq!(status.pools.len(), clients.len());
+    drop(silent);
+}
+
 #[test]
 fn commands_that_make_no_sense_are_answered() {
     let setup = setup();

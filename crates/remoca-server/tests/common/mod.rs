@@ -17,7 +17,7 @@ use remoca_protocol::{
 use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, Status};
 
 /// Longer than anything here takes. It only ends a test that goes wrong.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// A slot beyond the size of every pool.
 pub const BEYOND: u32 = 1 << 31;
 
