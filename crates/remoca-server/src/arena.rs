@@ -163,6 +163,12 @@ impl Arena {
         self.changed.notify_all();
     }
 
+    /// Gives the memory of all free chunks to the host, and has none of them afterwards. For an arena that outlives its server.
+    pub(crate) fn abandon(self: &Arc<Self>) {
+        let free = self.free().chunks.count();
+        self.take_to_lend(free).into_iter().flatten().for_each(|mut chunk| chunk.give_up_memory());
+    }
+
     /// Returns the number of free pages that still hold memory of the host.
     pub(crate) fn pages_to_give_back(&self) -> PageCount {
         pages_of(self.free().chunks.used_count())

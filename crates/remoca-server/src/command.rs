@@ -44,6 +44,11 @@ pub enum TakeBackError {
     NoSuchPool(String),
     #[error("the client goes on using {0} pages that were taken back: its process has to be ended")]
     StillUsed(u64),
+    #[error(
+        "the client ({0}) holds its memory by a write that does not end, and nothing can be taken from it: its process has to be \
+         ended"
+    )]
+    Held(String),
     #[error("the server is stopping")]
     Stopping,
 }

@@ -11,7 +11,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use remoca_core::units::PageCount;
 use remoca_io::descriptor_store::{DescriptorStore, Kind};
 use remoca_protocol::kept_pool::{KeptPool, RECORD_BYTES};
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -76,13 +75,13 @@ impl Keeper {
     }
 
     /// Returns the pools that a former server of this unit left, as far as they can be believed. Removes everything else from
-    /// the manager. `most` is the size that a pool can have here.
-    pub(crate) fn receive(&self, most: PageCount, locking: PageLocking) -> Vec<Left> {
+    /// the manager.
+    pub(crate) fn receive(&self, locking: PageLocking) -> Vec<Left> {
         let Some(store) = &self.store else { return Vec::new() };
         let mut left = Vec::new();
         let (mut tokens, mut files) = (HashSet::new(), HashSet::new());
         for number in store.ledgers() {
-            match receive_one(store, number, most, locking) {
+            match receive_one(store, number, locking) {
                 Ok(pool) if !tokens.contains(&pool.record.token) && !files.contains(&pool.record.descriptor) => {
                     tokens.insert(pool.record.token);
                     files.insert(pool.record.descriptor);
@@ -106,18 +105,13 @@ fn keep_record(store: &Arc<DescriptorStore>, file: OwnedFd, record: &KeptPool) -
     Ok(Kept { store: Arc::clone(store), record_number, memory_number: record.descriptor, record: Mutex::new(file) })
 }
 
-fn receive_one(store: &Arc<DescriptorStore>, number: u32, most: PageCount, locking: PageLocking) -> io::Result<Left> {
+fn receive_one(store: &Arc<DescriptorStore>, number: u32, locking: PageLocking) -> io::Result<Left> {
     let gone = || io::Error::other("the service manager has lost a part of it");
     let file = File::from(store.copy(number).ok_or_else(gone)?);
     let mut bytes = [0; RECORD_BYTES];
     file.read_exact_at(&mut bytes, 0)?;
     let record = KeptPool::decode(&bytes).map_err(io::Error::other)?;
     let memory = PoolFile::adopt(store.copy(record.descriptor).ok_or_else(gone)?, locking)?;
-    if record.npages > memory.pages() || record.npages > most {
-        // Its client may have the memory still, and this server needs it.
-        memory.punch(PageCount(0))?;
-        return Err(io::Error::other("it is larger than a pool can be"));
-    }
     let kept = Kept {
         store: Arc::clone(store),
         record_number: number,

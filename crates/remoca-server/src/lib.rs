@@ -25,6 +25,7 @@ mod doorway;
 mod error;
 mod free;
 mod handshake;
+mod helpers;
 mod host;
 mod keeper;
 mod listener;

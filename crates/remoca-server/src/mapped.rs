@@ -19,14 +19,12 @@ use crate::command::{TakeBackError, TakenBack};
 use crate::keeper::Keeper;
 use crate::mapped_pool::{Identity, MappedPool};
 use crate::mapped_session::MappedSession;
-use crate::registry::{Handle, Left, Registry};
+use crate::registry::{Handle, Left, Registry, status_of};
 use crate::session::SessionEnd;
 use crate::status::{MappedStatus, PoolStatus, Totals, WorkerReport, shown};
 use crate::stream::Stream;
 use crate::worker::{Arrival, Shared, random_generation};
 
-/// Threads that allocate, lock and punch memory, and wait for the service manager.
-pub(crate) const HELPERS: usize = 3;
 /// Interval at which the memory of all pools is looked at.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of clients that are told at the same time why their session ends.
@@ -58,8 +56,12 @@ impl Handle for Arc<MappedPool> {
     }
 
     fn describe(&self, status: &mut PoolStatus) {
-        status.mapped =
-            Some(MappedStatus { resident_pages: self.allocated(), limit_pages: self.limit().0, kept: self.is_kept() });
+        status.mapped = Some(MappedStatus {
+            resident_pages: self.allocated(),
+            limit_pages: self.limit().0,
+            kept: self.is_kept(),
+            held: self.is_held(),
+        });
     }
 }
 
@@ -83,6 +85,7 @@ pub(crate) fn run(
         keeper,
         registry: RefCell::new(registry),
         ended: RefCell::default(),
+        ending: RefCell::default(),
         left: Notify::new(),
         farewells: Arc::new(Semaphore::new(FAREWELLS_MAX)),
     });
@@ -96,6 +99,8 @@ struct MappedWorker {
     registry: RefCell<Registry<Arc<MappedPool>>>,
     /// Pools that nobody has any more, and whose memory is still to be given back.
     ended: RefCell<Vec<Arc<MappedPool>>>,
+    /// Those of them whose memory is being given back.
+    ending: RefCell<Vec<Arc<MappedPool>>>,
     /// Notified when a client has left.
     left: Notify,
     farewells: Arc<Semaphore>,
@@ -107,7 +112,7 @@ impl MappedWorker {
         watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             for pool in self.ended.take() {
-                spawn_local(pool.end());
+                self.finish(pool);
             }
             let expiry = self.registry.borrow().next_expiry();
             let has_pools = self.registry.borrow().pools().next().is_some();
@@ -125,7 +130,7 @@ impl MappedWorker {
                     Some(MappedMessage::Report(reply)) => {
                         self.look_at_memory();
                         // Fails if the task that asked has gone.
-                        drop(reply.send(self.registry.borrow().report()));
+                        drop(reply.send(self.report()));
                     }
                     Some(MappedMessage::TakeBack(order)) => self.take_back(order),
                     None => return,
@@ -168,7 +173,7 @@ impl MappedWorker {
         };
         // From here on, whatever ends this arrival makes the client leave.
         let mut attendance = Attendance { worker: Rc::clone(self), hello, left: Left::Vanished };
-        arrived.pool.note_epoch(hello.epoch);
+        arrived.pool.note_epoch(hello.epoch, &peer);
         if let Some(older) = arrived.older {
             older.abort();
             // Its socket is closed when this returns. That it was cancelled is expected.
@@ -211,12 +216,32 @@ impl MappedWorker {
             return Ok(Arc::clone(pool));
         }
         let most = self.shared.config.limits.sessions;
-        if registry.pools().count() >= most {
+        // Each of those that are ending may have a thread that waits for its client.
+        if registry.pools().count() >= most || self.ending.borrow().len() >= most {
             return Err(std::io::Error::other(format!("there are {most} mapped pools (--max-clients)")));
         }
-        let Shared { arena, quota, server_id, .. } = &*self.shared;
+        let Shared { arena, helpers, quota, server_id, .. } = &*self.shared;
         let identity = Identity { token: hello.token, server_id: *server_id, generation: random_generation()? };
-        Ok(Arc::new(MappedPool::new(identity, Arc::clone(arena), *quota)?))
+        Ok(Arc::new(MappedPool::new(identity, Arc::clone(arena), Arc::clone(helpers), *quota)?))
+    }
+
+    /// Gives the memory of a pool back that nobody has any more.
+    fn finish(self: &Rc<Self>, pool: Arc<MappedPool>) {
+        self.ending.borrow_mut().push(Arc::clone(&pool));
+        let worker = Rc::clone(self);
+        spawn_local(async move {
+            Arc::clone(&pool).end().await;
+            worker.ending.borrow_mut().retain(|other| !Arc::ptr_eq(other, &pool));
+        });
+    }
+
+    /// Reports all pools, with those that have ended and whose clients hold their memory.
+    fn report(&self) -> WorkerReport {
+        let mut report = self.registry.borrow().report();
+        let ending = self.ending.borrow();
+        let held = ending.iter().filter(|pool| pool.is_held());
+        report.pools.extend(held.map(|pool| status_of(pool, &pool.identity.token, pool.peer(), false)));
+        report
     }
 
     /// Tells a client why its session ends. If too many clients are being told, its connection is only closed.
@@ -299,6 +324,7 @@ impl MappedWorker {
                 let still = timeout_at(give_up_at, pool.given_back()).await;
                 outcome = match (outcome, still) {
                     (Err(error), _) => Err(error),
+                    (Ok(_), Ok(false)) if pool.is_held() => Err(TakeBackError::Held(pool.peer())),
                     (Ok(_), Ok(false)) if pool.is_misused() => Err(TakeBackError::StillUsed(pool.allocated())),
                     (Ok(_), Err(_)) => Err(TakeBackError::StillUsed(pool.allocated())),
                     (Ok(others), Ok(still)) => {

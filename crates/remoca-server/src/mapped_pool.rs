@@ -14,7 +14,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
 
 use remoca_protocol::kept_pool::KeptPool;
@@ -24,6 +24,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use crate::arena::{Arena, CHUNK_PAGES, LentChunk};
+use crate::helpers::{Helpers, Pace};
 use crate::keeper::{Keeper, Kept, Left};
 use crate::memfile::PoolFile;
 use crate::pool::ResizeRefusal;
@@ -57,12 +58,16 @@ pub(crate) struct Identity {
 pub(crate) struct MappedPool {
     pub(crate) identity: Identity,
     arena: Arc<Arena>,
+    helpers: Arc<Helpers>,
+    pace: Pace,
     memory: PoolFile,
     quota: PageCount,
     granted: AtomicU32,
     /// Maximum size, which is lowered when memory is taken back.
     limit: AtomicU32,
     epoch: AtomicU64,
+    /// Origin of the latest connection.
+    peer: std::sync::Mutex<String>,
     refusals: AtomicU64,
     is_over: AtomicBool,
     /// Whether pages are being allocated, or punched.
@@ -87,16 +92,28 @@ pub(crate) struct MappedPool {
 
 impl MappedPool {
     /// Creates a pool without slots.
-    pub(crate) fn new(identity: Identity, arena: Arc<Arena>, quota: PageCount) -> io::Result<Self> {
+    pub(crate) fn new(
+        identity: Identity,
+        arena: Arc<Arena>,
+        helpers: Arc<Helpers>,
+        quota: PageCount,
+    ) -> io::Result<Self> {
         let memory = PoolFile::create(quota, arena.locking())?;
-        Ok(Self::of(identity, arena, memory, quota, Vec::new()))
+        Ok(Self::of(identity, arena, helpers, memory, quota))
     }
 
     /// Continues a pool of a former server. `lent` are the chunks in place of its memory.
-    pub(crate) fn resume(left: Left, arena: Arc<Arena>, quota: PageCount, lent: Vec<LentChunk>) -> Self {
+    pub(crate) fn resume(
+        left: Left,
+        arena: Arc<Arena>,
+        helpers: Arc<Helpers>,
+        quota: PageCount,
+        lent: Vec<LentChunk>,
+    ) -> Self {
         let Left { record, memory, kept } = left;
         let KeptPool { token, server_id, generation, .. } = record;
-        let pool = Self::of(Identity { token, server_id, generation }, arena, memory, quota, lent);
+        let mut pool = Self::of(Identity { token, server_id, generation }, arena, helpers, memory, quota);
+        pool.lent = Arc::new(Mutex::new(lent));
         pool.granted.store(record.npages.0, SeqCst);
         pool.limit.store(record.limit.0, SeqCst);
         pool.epoch.store(record.epoch, SeqCst);
@@ -104,21 +121,24 @@ impl MappedPool {
         pool
     }
 
-    fn of(identity: Identity, arena: Arc<Arena>, memory: PoolFile, quota: PageCount, lent: Vec<LentChunk>) -> Self {
+    fn of(identity: Identity, arena: Arc<Arena>, helpers: Arc<Helpers>, memory: PoolFile, quota: PageCount) -> Self {
         let quota = quota.min(memory.pages());
         Self {
             identity,
             arena,
+            helpers,
+            pace: Pace::default(),
             memory,
             quota,
             granted: AtomicU32::new(0),
             limit: AtomicU32::new(u32::MAX),
             epoch: AtomicU64::new(0),
+            peer: std::sync::Mutex::default(),
             refusals: AtomicU64::new(0),
             is_over: AtomicBool::new(false),
             is_changing: AtomicBool::new(false),
             is_emptied: AtomicBool::new(false),
-            lent: Arc::new(Mutex::new(lent)),
+            lent: Arc::default(),
             kept: OnceLock::new(),
             is_told_of: AtomicBool::new(false),
             is_misused: AtomicBool::new(false),
@@ -172,7 +192,8 @@ impl MappedPool {
     }
 
     /// Records a new connection of the client.
-    pub(crate) fn note_epoch(&self, epoch: u64) {
+    pub(crate) fn note_epoch(&self, epoch: u64, peer: &str) {
+        peer.clone_into(&mut self.peer.lock().unwrap_or_else(PoisonError::into_inner));
         self.epoch.store(epoch, SeqCst);
         self.note();
     }
@@ -186,11 +207,17 @@ impl MappedPool {
         }
     }
 
-    /// Returns once no memory above the limit is used, or the client goes on using it. Says whether the pool exists then.
+    /// Returns the origin of the latest connection.
+    pub(crate) fn peer(&self) -> String {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns once no memory above the limit is used, or the client goes on using it, or holds it. Says whether the pool exists
+    /// then.
     pub(crate) async fn given_back(&self) -> bool {
         loop {
             let settled = self.settled.notified();
-            if self.is_misused() || self.is_emptied.load(SeqCst) {
+            if self.is_misused() || self.is_held() || self.is_emptied.load(SeqCst) {
                 return false;
             }
             // A growth that has begun is undone, and has memory until then. So has a pool that has ended.
@@ -205,6 +232,11 @@ impl MappedPool {
     /// Returns whether the client goes on using memory that was taken back.
     pub(crate) fn is_misused(&self) -> bool {
         self.is_misused.load(SeqCst)
+    }
+
+    /// Returns whether the client keeps everybody from changing the pool's memory.
+    pub(crate) fn is_held(&self) -> bool {
+        self.pace.is_held()
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -277,7 +309,7 @@ impl MappedPool {
         let (before, had) = (self.granted(), lent.len());
         let more = (target.0 as usize).div_ceil(CHUNK_PAGES).saturating_sub(had);
         let arena = Arc::clone(&self.arena);
-        let mut chunks = blocking(move || arena.take_to_lend(more)).await.flatten().ok_or(NO_MEMORY)?;
+        let mut chunks = self.blocking(move || arena.take_to_lend(more)).await.flatten().ok_or(NO_MEMORY)?;
         let (mut from, mut huge) = (before, true);
         while from < target {
             if self.is_over() || target > self.limit() {
@@ -287,7 +319,7 @@ impl MappedPool {
             }
             let slice = chunks.split_off(chunks.len().saturating_sub(SLICE_CHUNKS));
             let pool = Arc::clone(&self);
-            let populated = blocking(move || {
+            let populated = self.blocking(move || {
                 lent.extend(slice.into_iter().map(|mut chunk| {
                     chunk.give_up_memory();
                     chunk
@@ -340,8 +372,8 @@ impl MappedPool {
         while lent.len() > chunks {
             let at = lent.len().saturating_sub(SLICE_CHUNKS).max(chunks);
             let slice = lent.split_off(at);
-            let kept = blocking(move || slice.into_iter().filter_map(|chunk| chunk.bring_back().err()).collect()).await;
-            let kept: Vec<LentChunk> = kept.unwrap_or_default();
+            let kept = self.blocking(move || slice.into_iter().filter_map(|chunk| chunk.bring_back().err()).collect());
+            let kept: Vec<LentChunk> = kept.await.unwrap_or_default();
             if !kept.is_empty() {
                 // The host has no memory now. The chunks are counted as this pool's until it changes again, or ends.
                 lent.extend(kept);
@@ -354,7 +386,7 @@ impl MappedPool {
     async fn punch(self: &Arc<Self>, target: PageCount) -> bool {
         for attempt in 0..PUNCHES_MAX {
             let pool = Arc::clone(self);
-            let punched = blocking(move || pool.memory.punch(target)).await;
+            let punched = self.blocking(move || pool.memory.punch(target)).await;
             if let Some(Err(error)) = punched {
                 tracing::warn!(%error, "memory of a mapped pool cannot be punched");
             }
@@ -371,13 +403,28 @@ impl MappedPool {
         false
     }
 
+    /// Runs `work` on a helper thread. Returns `None` if the server is stopping.
+    async fn blocking<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+        let held = || {
+            tracing::warn!(
+                token = ?self.identity.token,
+                peer = self.peer(),
+                "a client holds its pool's memory by a write that does not end: nothing can be taken from it, and this server \
+                 cannot end, until that client's process is ended"
+            );
+            self.settled.notify_waiters();
+        };
+        self.helpers.run(&self.pace, held, work).await
+    }
+
     /// Ends the pool: its pages read as zeroes, its chunks are back in the arena, and no successor hears of it.
     pub(crate) async fn end(self: Arc<Self>) {
         self.condemn();
         let lent = Arc::clone(&self.lent).lock_owned().await;
         self.granted.store(0, SeqCst);
         let pool = Arc::clone(&self);
-        let released = blocking(move || pool.kept.get().map(Kept::release));
+        // It waits for the service manager, not for a client.
+        let released = spawn_blocking(move || pool.kept.get().map(Kept::release));
         self.shed(PageCount(0), 0, lent).await;
         let _released = released.await;
         // A host without memory for the arena may have some later.
@@ -443,9 +490,4 @@ impl AsFd for MappedPool {
 /// Returns the pages that can be had in the chunks that are lent for a pool of `granted` pages. A file has no more memory.
 pub(crate) fn lent_for(granted: PageCount) -> u64 {
     u64::from(granted.0).next_multiple_of(CHUNK_PAGES as u64)
-}
-
-/// Runs `work` on a helper thread. Returns `None` if the server is stopping.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    spawn_blocking(work).await.ok()
 }

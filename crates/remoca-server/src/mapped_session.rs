@@ -63,7 +63,10 @@ impl MappedSession {
 
     async fn serve(&mut self) -> Result<std::convert::Infallible, SessionEnd> {
         // An earlier session may have begun a change of the size.
-        self.pool.settle().await;
+        tokio::select! {
+            () = self.pool.settle() => {}
+            () = self.pool.over() => return Err(SessionEnd::TakenBack),
+        }
         self.welcome().await?;
         self.look_at_limit().await?;
         loop {
@@ -170,7 +173,12 @@ impl MappedSession {
             return Err(self.overshot());
         }
         // A task of its own: it goes on if this session is ended.
-        let result = spawn_local(Arc::clone(&self.pool).resize(npages)).await.map_err(io::Error::other)?;
+        let change = spawn_local(Arc::clone(&self.pool).resize(npages));
+        let result = tokio::select! {
+            result = change => result.map_err(io::Error::other)?,
+            // A client can hold up the change for ever.
+            () = self.pool.over() => return Err(SessionEnd::TakenBack),
+        };
         let available = self.pool.available();
         let refused = |code| Frame::Error(ErrorReply { request, code, detail: available.0 });
         let reply = match result {

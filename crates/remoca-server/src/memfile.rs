@@ -102,8 +102,14 @@ impl PoolFile {
         }
     }
 
-    /// Unlocks all pages from `from` on, and gives their memory back to the host. They read as zeroes afterwards.
+    /// Unlocks all pages from `from` on, and gives their memory back to the host. They read as zeroes afterwards. Waits while a
+    /// client writes to the file.
     pub(crate) fn punch(&self, from: PageCount) -> io::Result<()> {
+        self.punch_telling(from, &mut || ())
+    }
+
+    /// Punches as [`Self::punch`] does, and calls `progress` after each piece.
+    pub(crate) fn punch_telling(&self, from: PageCount, progress: &mut dyn FnMut()) -> io::Result<()> {
         let (start, end) = (bytes(from), bytes(self.pages));
         if start == end {
             return Ok(());
@@ -117,6 +123,7 @@ impl PoolFile {
             let next = (at + 1).next_multiple_of(PIECE).min(end);
             fallocate(&self.file, hole, at, next - at)?;
             at = next;
+            progress();
         }
         Ok(())
     }

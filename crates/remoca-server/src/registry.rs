@@ -209,19 +209,7 @@ impl<P: Handle> Registry<P> {
         let mut pools = Vec::new();
         for (token, entry) in &self.pools {
             totals.add(&entry.pool.totals());
-            let mut status = PoolStatus {
-                token: shown(token),
-                peer: entry.peer.clone(),
-                connected: entry.is_here(),
-                npages: entry.pool.npages().0,
-                pages_written: 0,
-                gets: 0,
-                not_found: 0,
-                sends: 0,
-                mapped: None,
-            };
-            entry.pool.describe(&mut status);
-            pools.push(status);
+            pools.push(status_of(&entry.pool, token, entry.peer.clone(), entry.is_here()));
         }
         WorkerReport { totals, pools }
     }
@@ -238,6 +226,23 @@ impl<P> Entry<P> {
             Presence::Arriving | Presence::Here(_) => None,
         }
     }
+}
+
+/// Returns the status of a pool. `connected` says whether its client is here.
+pub(crate) fn status_of(pool: &impl Handle, token: &Token, peer: String, connected: bool) -> PoolStatus {
+    let mut status = PoolStatus {
+        token: shown(token),
+        peer,
+        connected,
+        npages: pool.npages().0,
+        pages_written: 0,
+        gets: 0,
+        not_found: 0,
+        sends: 0,
+        mapped: None,
+    };
+    pool.describe(&mut status);
+    status
 }
 
 fn totals_of(pool: &Pool) -> Totals {

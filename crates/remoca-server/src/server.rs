@@ -6,7 +6,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use remoca_core::units::PAGE_SIZE_U64;
 use remoca_io::descriptor_store::DescriptorStore;
@@ -21,10 +21,11 @@ use crate::config::{Config, ListenAddress};
 use crate::control::{Reporter, answer_commands, answer_control};
 use crate::error::StartError;
 use crate::handshake::{self, Workers};
+use crate::helpers::Helpers;
 use crate::host;
 use crate::keeper::Keeper;
 use crate::listener::{BoundListener, Listener};
-use crate::mapped::{self, HELPERS, MappedMessage};
+use crate::mapped::{self, MappedMessage};
 use crate::mapped_pool::MappedPool;
 use crate::places::Places;
 use crate::status::Status;
@@ -33,6 +34,9 @@ use crate::worker::{self, ARRIVALS_MAX, Message, Shared, fill_random};
 const THREADS_MAX: usize = 1024;
 /// Maximum number of clients that may be configured.
 const CLIENTS_MAX: usize = 1 << 16;
+
+/// Time that helper threads have to end. One that waits for a client may never do.
+const HELPERS_END_WITHIN: Duration = Duration::from_secs(2);
 
 /// Queues of the worker threads.
 type Senders = Vec<mpsc::Sender<Message>>;
@@ -73,7 +77,8 @@ impl Server {
         fill_random(&mut server_id.0).map_err(StartError::Random)?;
         host::raise_descriptor_limit();
         let keeper = Keeper::new(store);
-        let (arena, left) = adopt::arena_and_pools(&config, quota, &keeper, progress)?;
+        let helpers = Arc::new(Helpers::new());
+        let (arena, left) = adopt::arena_and_pools(&config, quota, &keeper, &helpers, progress)?;
         let listeners = config.listen.iter().map(BoundListener::bind).collect::<Result<Vec<_>, _>>()?;
         let addresses =
             listeners.iter().map(BoundListener::address).collect::<io::Result<Vec<_>>>().map_err(StartError::Thread)?;
@@ -82,7 +87,7 @@ impl Server {
         let commands = config.control.as_deref().and_then(bind_commands);
 
         let sessions = Arc::new(Semaphore::new(config.limits.sessions));
-        let shared = Arc::new(Shared { config, arena, quota, server_id, sessions });
+        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, sessions });
         let (stop, stopped) = watch::channel(());
         let (senders, mut threads) = start_workers(&shared, &stopped)?;
         let (mapped, thread) = start_mapped(&shared, keeper, left, &stopped)?;
@@ -117,7 +122,8 @@ impl Server {
         self.handle.block_on(self.reporter.status())
     }
 
-    /// Closes all connections, frees all memory, and removes its sockets. Returns when that is done.
+    /// Closes all connections, frees all memory, and removes its sockets. Returns when that is done, but does not wait for clients
+    /// that hold the memory of their pools.
     pub fn shutdown(self) {
         drop(self);
     }
@@ -131,6 +137,14 @@ impl Drop for Server {
             if thread.join().is_err() {
                 tracing::error!("a thread of the server had panicked");
             }
+        }
+        let arena = &self.reporter.shared.arena;
+        if Arc::strong_count(arena) > 1 {
+            tracing::warn!(
+                "a client holds its pool's memory by a write that does not end: this process cannot end before that client's \
+                 process is ended. All other memory is given back"
+            );
+            arena.abandon();
         }
     }
 }
@@ -193,9 +207,14 @@ fn start_mapped(
     stopped: &watch::Receiver<()>,
 ) -> Result<(mpsc::Sender<MappedMessage>, JoinHandle<()>), StartError> {
     let (sender, messages) = mpsc::channel(ARRIVALS_MAX);
-    let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(HELPERS).build();
+    // One for each pool that can be there, and one for each that is ending; as many again wait for the service manager.
+    let threads = 4 * (shared.config.limits.sessions + left.len());
+    let runtime = Builder::new_current_thread().enable_io().enable_time().max_blocking_threads(threads).build();
     let (runtime, shared, stopped) = (runtime.map_err(StartError::Thread)?, Arc::clone(shared), stopped.clone());
-    let thread = spawn("remoca-mapped", move || mapped::run(&runtime, shared, keeper, left, messages, stopped))?;
+    let thread = spawn("remoca-mapped", move || {
+        mapped::run(&runtime, shared, keeper, left, messages, stopped);
+        runtime.shutdown_timeout(HELPERS_END_WITHIN);
+    })?;
     Ok((sender, thread))
 }
 

@@ -80,6 +80,9 @@ pub struct MappedStatus {
     pub limit_pages: u32,
     /// Whether the pool outlives this server: the service manager keeps it.
     pub kept: bool,
+    /// Whether the client keeps the server from changing the memory: its process has to be ended.
+    #[serde(default)]
+    pub held: bool,
 }
 
 impl Totals {

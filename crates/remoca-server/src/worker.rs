@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::arena::Arena;
 use crate::config::Config;
+use crate::helpers::Helpers;
 use crate::pool::Pool;
 use crate::registry::{Left, Registry};
 use crate::session::{Session, SessionEnd};
@@ -37,6 +38,7 @@ const FAREWELLS_MAX: usize = 16;
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) arena: Arc<Arena>,
+    pub(crate) helpers: Arc<Helpers>,
     pub(crate) quota: PageCount,
     pub(crate) server_id: ServerId,
     /// One permit for each session that may exist.

@@ -10,10 +10,12 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
+use common::held::{Held, is_root};
 use common::mapped::{Mapped, set_size};
-use common::{Client, config, start, token};
+use common::{Client, PATIENCE, config, start, token};
 use remoca_io::descriptor_store::{DescriptorStore, ROOM};
 use remoca_io::fake_manager::FakeManager;
 use remoca_protocol::{ErrorCode, Frame, PageCount};
@@ -259,6 +261,44 @@ fn what_does_not_fit_or_was_tampered_with_is_ended() {
     assert_eq!(allocated.iter().filter(|pages| **pages == 512).count(), 2, "{allocated:?}");
     assert_eq!(allocated.iter().sum::<u64>(), 1024, "{allocated:?}");
     assert_eq!(clients[0].memory.metadata().unwrap().size(), 2048 * 4096);
+}
+
+/// The memory of one cannot be looked after until its client lets go. The others come back, and the server starts.
+#[test]
+fn a_server_starts_while_a_client_holds_its_memory() {
+    if !is_root() {
+        return;
+    }
+    let mut unit = Unit::new(true);
+    unit.start();
+    let mut clients = [1, 2].map(|number| Mapped::connect(&unit.path(), token(number), 1));
+    clients.iter_mut().for_each(|client| _ = client.resize(512));
+    unit.wait_until_kept();
+    unit.kill();
+    let held = Held::hold(clients[0].copy());
+    let (started, has_started) = mpsc::channel();
+    std::thread::scope(|threads| {
+        let unit = &mut unit;
+        threads.spawn(move || {
+            unit.start();
+            started.send(())
+        });
+        let outcome = has_started.recv_timeout(PATIENCE);
+        if outcome.is_err() {
+            // Otherwise the scope waits for ever.
+            drop(held);
+            panic!("the server does not start");
+        }
+        // As soon as the client lets go, it has nothing.
+        drop(held);
+    });
+    let status = unit.status();
+    assert_eq!((status.pages, status.pages_free, status.pools.len()), (2048, 1536, 1));
+    assert_eq!(Mapped::connect(&unit.path(), token(2), 2).welcome.npages, PageCount(512));
+    while clients[0].allocated() > 0 || unit.manager.names().len() > 2 {
+        std::thread::yield_now();
+    }
+    assert_eq!(Mapped::connect(&unit.path(), token(1), 2).welcome.npages, PageCount(0));
 }
 
 /// The VM process has its memory for as long as no server answers, and no server starts while the host does not have as much.

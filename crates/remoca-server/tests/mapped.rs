@@ -464,7 +464,7 @@ fn less_than_was_granted_is_the_clients_own_loss() {
     let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     rustix::fs::fallocate(&client.memory, hole, 0, 4096 * 50).unwrap();
     let now = mapped(&setup.server);
-    assert_eq!(now, MappedStatus { resident_pages: client.allocated(), limit_pages: 2048, kept: false });
+    assert_eq!(now, MappedStatus { resident_pages: client.allocated(), limit_pages: 2048, kept: false, held: false });
     assert!(client.has_memory_for(550) && now.resident_pages < 1024);
     assert_eq!(client.resize(700), 2048 - 700);
     assert!(rustix::fs::ftruncate(&client.memory, 0).is_err());

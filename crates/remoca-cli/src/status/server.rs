@@ -94,6 +94,9 @@ fn used_pages(pool: &PoolStatus) -> u64 {
 
 /// Returns what stands in place of the traffic of a mapped pool, which does not pass the server.
 fn mapped_text(mapped: &MappedStatus) -> String {
+    if mapped.held {
+        return "mapped, held by a write that does not end: end the client's process".into();
+    }
     let kept = if mapped.kept { "outlives the server" } else { "ends with the server" };
     format!("mapped, at most {}, {kept}", bytes(mapped.limit_pages.into()))
 }
@@ -208,9 +211,12 @@ TOTAL                                       4M     1M      2000   7.8M       512
         );
         assert!(rates.ends_with("128   512K         0     0B        0\n"), "{rates}");
         let mut mapped = status(1, 0);
-        mapped.pools[0].mapped = Some(MappedStatus { resident_pages: 1000, limit_pages: 2048, kept: true });
+        let of_pool = MappedStatus { resident_pages: 1000, limit_pages: 2048, kept: true, held: false };
+        mapped.pools[0].mapped = Some(of_pool);
         let wanted = "4M   3.9M mapped, at most 8M, outlives the server\n";
         assert!(shown(&mapped, None, View::Totals).contains(wanted), "{}", shown(&mapped, None, View::Totals));
+        mapped.pools[0].mapped = Some(MappedStatus { held: true, ..of_pool });
+        assert!(shown(&mapped, None, View::Totals).contains("end the client's process\n"));
         let mut gone = status(1, 0);
         gone.pools[0].connected = false;
         assert!(shown(&gone, None, View::Totals).contains("0 clients are connected, pools of 1 more are kept until"));

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 #![allow(clippy::unwrap_used, reason = "tests fail by panics")]
 
+pub mod held;
 pub mod mapped;
 
 use std::io::{self, Read, Write};
