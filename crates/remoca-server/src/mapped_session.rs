@@ -221,3 +221,70 @@ impl MappedSession {
         Ok(written.map_err(|_| SessionEnd::Stalled(limit))??)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests fail by panics")]
+mod tests {
+    use remoca_protocol::{PoolGeneration, ServerId, Token};
+    use tokio::net::UnixStream;
+    use tokio::runtime::Builder;
+    use tokio::task::LocalSet;
+
+    use super::*;
+    use crate::arena::Arena;
+    use crate::config::PageLocking;
+    use crate::helpers::Helpers;
+    use crate::mapped_pool::Identity;
+
+    /// Returns a session whose pool has 600 pages, and the client's end.
+    async fn session() -> (MappedSession, UnixStream) {
+        let arena = Arena::new(4 << 20, PageLocking::Unlocked, &mut |_| ()).unwrap();
+        let identity = Identity { token: Token([1; 16]), server_id: ServerId([2; 16]), generation: PoolGeneration(3) };
+        let pool = Arc::new(MappedPool::new(identity, arena, Arc::new(Helpers::new()), PageCount(1024)).unwrap());
+        Arc::clone(&pool).resize(PageCount(600)).await.unwrap();
+        let (own, client) = UnixStream::pair().unwrap();
+        let buffer = ReceiveBuffer::new(1 << 16);
+        let hour = Duration::from_secs(3600);
+        (MappedSession::new(Stream::Unix(own), buffer, pool, Keeper::default(), hour), client)
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, test);
+    }
+
+    #[test]
+    fn only_a_size_within_the_limit_is_an_answer() {
+        run(async {
+            let (mut session, _client) = session().await;
+            session.look_at_limit().await.unwrap();
+            assert_eq!(session.answer_by, None, "nothing is asked for");
+            session.pool.set_limit(PageCount(100));
+            session.look_at_limit().await.unwrap();
+            let answer_by = session.answer_by;
+            assert!(answer_by.is_some());
+            for size in [600, 700, 101] {
+                session.resize(RequestId(1), PageCount(size)).await.unwrap();
+                assert_eq!(session.answer_by, answer_by, "{size}");
+            }
+            session.resize(RequestId(1), PageCount(100)).await.unwrap();
+            assert_eq!(session.answer_by, None, "it has answered, and nothing ends its pool");
+        });
+    }
+
+    /// Tests that an operator who asks again and again does not give a silent client more time.
+    #[test]
+    fn the_time_for_an_answer_begins_once() {
+        run(async {
+            let (mut session, _client) = session().await;
+            session.pool.set_limit(PageCount(100));
+            session.look_at_limit().await.unwrap();
+            let answer_by = session.answer_by;
+            session.pool.set_limit(PageCount(90));
+            session.look_at_limit().await.unwrap();
+            assert_eq!(session.answer_by, answer_by);
+            session.resize(RequestId(1), PageCount(95)).await.unwrap();
+            assert_eq!(session.answer_by, answer_by, "enough for the first, not for the second");
+        });
+    }
+}

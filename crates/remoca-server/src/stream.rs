@@ -193,3 +193,31 @@ impl DetachedStream {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(address: &str) -> Peer {
+        address.parse::<IpAddr>().expect("an address").into()
+    }
+
+    /// Tests that a host that takes one address after the other is one peer, and that its neighbours are not.
+    #[test]
+    fn an_ipv6_network_of_64_bits_is_one_peer() {
+        assert_eq!(peer("2001:db8:1:2::1"), peer("2001:db8:1:2:ffff:ffff:ffff:ffff"));
+        assert_eq!(peer("2001:db8:1:2::1"), Peer::V6([0x2001, 0xdb8, 1, 2]));
+        for other in ["2001:db8:1:3::1", "2001:db8:2:2::1", "2001:db9:1:2::1", "2002:db8:1:2::1"] {
+            assert_ne!(peer("2001:db8:1:2::1"), peer(other));
+        }
+        assert_ne!(peer("2001:db8:1:2::1"), peer("::1"));
+    }
+
+    /// Tests that a host is one peer whether it came over IPv4, or over IPv4 to a socket for both.
+    #[test]
+    fn an_ipv4_address_is_one_peer_in_either_form() {
+        assert_eq!(peer("::ffff:192.0.2.1"), peer("192.0.2.1"));
+        assert_ne!(peer("192.0.2.1"), peer("192.0.2.2"));
+        assert_ne!(peer("::ffff:192.0.2.1"), peer("::ffff:192.0.2.2"));
+    }
+}
