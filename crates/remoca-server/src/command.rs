@@ -40,7 +40,7 @@ pub struct TakenBack {
 /// Why memory was not taken back.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeBackError {
-    #[error("there is not exactly one mapped pool `{0}`: `remoca status --server` shows the pools")]
+    #[error("there is no mapped pool `{0}`: `remoca status --server` shows the pools")]
     NoSuchPool(String),
     #[error("the client goes on using {0} pages that were taken back: its process has to be ended")]
     StillUsed(u64),

@@ -184,7 +184,7 @@ impl MappedWorker {
             tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
             return self.refuse(stream, ErrorCode::Busy);
         };
-        let (pages, pool) = (arrived.pool.granted().0, Arc::clone(&arrived.pool));
+        let pages = arrived.pool.granted().0;
         tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages, "session of a mapped pool begins");
         let stall_timeout = self.shared.config.limits.stall_timeout;
         let session = MappedSession::new(stream, buffer, arrived.pool, self.keeper.clone(), stall_timeout);
@@ -197,7 +197,7 @@ impl MappedWorker {
                 SessionEnd::Malformed(_) => Some(ErrorCode::Malformed),
                 SessionEnd::Bye | SessionEnd::Closed | SessionEnd::Stalled(_) | SessionEnd::Failed(_) => None,
             };
-            if matches!(end, SessionEnd::Bye | SessionEnd::TakenBack) || pool.is_over() {
+            if matches!(end, SessionEnd::Bye | SessionEnd::TakenBack) {
                 attendance.left = Left::ForGood;
             }
             // The memory is given back before the client is told.
@@ -350,8 +350,79 @@ struct Attendance {
 
 impl Drop for Attendance {
     fn drop(&mut self) {
-        let ended = self.worker.registry.borrow_mut().leave(&self.hello, self.left, Instant::now());
+        let mut registry = self.worker.registry.borrow_mut();
+        // Nobody comes back for a pool that has ended, though its session may have ended before it heard of that.
+        let is_over = registry.find(&self.hello.token).is_some_and(|pool| pool.is_over());
+        let left = if is_over { Left::ForGood } else { self.left };
+        let ended = registry.leave(&self.hello, left, Instant::now());
+        drop(registry);
         self.worker.ended.borrow_mut().extend(ended);
         self.worker.left.notify_one();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests fail by panics")]
+mod tests {
+    use remoca_protocol::{MAPPED_VERSIONS, ServerId};
+
+    use super::*;
+    use crate::arena::Arena;
+    use crate::config::{Config, Limits, PageLocking};
+    use crate::helpers::Helpers;
+
+    fn worker() -> Rc<MappedWorker> {
+        let config = Config {
+            listen: Vec::new(),
+            memory_bytes: 4 << 20,
+            quota_bytes: None,
+            grace: Duration::from_secs(3600),
+            locking: PageLocking::Unlocked,
+            threads: 1,
+            control: None,
+            limits: Limits::default(),
+        };
+        let arena = Arena::new(config.memory_bytes, config.locking, &mut |_| ()).unwrap();
+        let (helpers, sessions) = (Arc::new(Helpers::new()), Arc::new(Semaphore::new(1)));
+        let registry = RefCell::new(Registry::new(config.grace));
+        let (quota, server_id) = (PageCount(1024), ServerId([1; 16]));
+        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, sessions });
+        Rc::new(MappedWorker {
+            shared,
+            keeper: Keeper::default(),
+            registry,
+            ended: RefCell::default(),
+            ending: RefCell::default(),
+            left: Notify::new(),
+            farewells: Arc::new(Semaphore::new(1)),
+        })
+    }
+
+    /// Returns the pool of a client that has just come, and its presence.
+    async fn arrive(worker: &Rc<MappedWorker>, epoch: u64) -> (Arc<MappedPool>, Attendance) {
+        let hello = Hello { versions: MAPPED_VERSIONS, token: Token([1; 16]), epoch };
+        let pool = worker.pool_of(&hello).unwrap();
+        let generation = pool.identity.generation;
+        let arrived = worker.registry.borrow_mut().arrive(&hello, "test".into(), generation, || pool).unwrap();
+        Arc::clone(&arrived.pool).resize(PageCount(600)).await.unwrap();
+        (arrived.pool, Attendance { worker: Rc::clone(worker), hello, left: Left::Vanished })
+    }
+
+    /// Tests a pool that is ended between the end of an older session and the refusal of the newer one.
+    #[test]
+    fn a_pool_that_has_ended_does_not_wait_for_its_client() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let worker = worker();
+            let (pool, attendance) = arrive(&worker, 1).await;
+            drop(attendance);
+            assert!(worker.ended.borrow().is_empty(), "a client that is gone may come back");
+            let (again, attendance) = arrive(&worker, 2).await;
+            assert!(Arc::ptr_eq(&pool, &again));
+            worker.end(&Token([1; 16]), &pool);
+            assert!(worker.ended.borrow().is_empty(), "its client is here, and is told first");
+            drop(attendance);
+            assert_eq!((worker.ended.borrow().len(), worker.registry.borrow().pools().count()), (1, 0));
+        });
     }
 }
