@@ -71,12 +71,13 @@ fn pools_change_while_other_clients_hold_their_memory() {
     let setup = setup(PageLocking::Unlocked, Limits::default());
     let mut holders = holders(&setup.path);
     let mut other = Mapped::connect(&setup.path, token(0xab), 1);
+    // Asked before the server knows that it is held.
+    let Reply::Error(error) = take_back(&setup.control, "01010101") else { panic!("it gives nothing") };
+    let own = format!("pid={}", std::process::id());
+    assert!(error.contains(&own) && error.contains("a write that does not end"), "{error}");
     // Whoever looks sees which ones they are.
     let held = |status: &Status| status.pools.iter().filter(|pool| pool.mapped.unwrap().held).count();
     wait_for(&setup.server, "the operator is told", |status| held(status) == usize::from(MANY));
-    let Reply::Error(error) = take_back(&setup.control, "01010101") else { panic!("it gives nothing") };
-    let own = format!("pid={}", std::process::id());
-    assert!(error.contains(&own) && error.contains("its process has to be ended"), "{error}");
     for size in [600, 10, 1200, 0, 700] {
         other.resize(size);
         assert_eq!(other.allocated(), u64::from(size));
