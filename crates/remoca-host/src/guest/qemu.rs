@@ -47,7 +47,7 @@ impl Monitor for Qemu {
         let boot_bytes = asked.number("query-memory-size-summary", "base-memory")?;
         let actual_bytes = asked.number("query-balloon", "actual")?;
         let told = asked.told(&devices)?;
-        let (available_bytes, pressure) = self.statistics.hear(Instant::now(), told);
+        let (available_bytes, pressure) = self.statistics.hear(Instant::now(), told, actual_bytes);
         checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure })
     }
 

@@ -3,12 +3,14 @@
 use super::monitor::Pressure;
 use std::time::{Duration, Instant};
 
-/// How often the guest is to tell, in seconds.
+/// How often a guest is to tell that does not tell often enough, in seconds.
 pub(super) const PERIOD_S: u32 = 2;
+/// Longest period that somebody else has set and that stays: three messages come before one is too old.
+const PERIOD_MAX_S: u64 = 10;
 
 /// Returns whether a guest that tells each `period_s` seconds need not tell more often. It tells nothing with 0.
 pub(super) fn is_often_enough(period_s: u64) -> bool {
-    (1..=u64::from(PERIOD_S)).contains(&period_s)
+    (1..=PERIOD_MAX_S).contains(&period_s)
 }
 
 /// Age at which statistics say nothing about now. A guest under pressure may be late, but not as late.
@@ -30,22 +32,31 @@ pub(super) struct Statistics {
     /// The latest message, and when this program first saw it.
     latest: Option<(Told, Instant)>,
     pressure: Pressure,
+    /// Most that the balloon can have left to the guest when it sent that.
+    had_bytes: u64,
+    /// Memory that the balloon left to the guest at the latest look.
+    actual_bytes: u64,
 }
 
 impl Statistics {
-    /// Takes the latest message. Returns the available memory, and the rates between it and the one before; nothing if it is too old.
-    pub(super) fn hear(&mut self, now: Instant, told: Told) -> (Option<u64>, Pressure) {
+    /// Takes the latest message, and the memory that the balloon leaves to the guest now. Returns the available memory, less what the balloon took
+    /// since then, and the rates between the message and the one before; nothing if it is too old.
+    pub(super) fn hear(&mut self, now: Instant, told: Told, actual_bytes: u64) -> (Option<u64>, Pressure) {
+        let before = self.actual_bytes;
         match self.latest {
             _ if told.at_s == 0 => *self = Self::default(),
             Some((latest, _)) if latest.at_s == told.at_s => {}
             latest => {
                 self.pressure = latest.map(|(earlier, _)| between(&earlier, &told)).unwrap_or_default();
                 self.latest = Some((told, now));
+                self.had_bytes = before.max(actual_bytes);
             }
         }
+        self.actual_bytes = actual_bytes;
+        let taken = self.had_bytes.saturating_sub(actual_bytes);
         match self.latest {
             Some((latest, seen)) if now.saturating_duration_since(seen) < STALE_AFTER => {
-                (latest.available_bytes, self.pressure)
+                (latest.available_bytes.map(|bytes| bytes.saturating_sub(taken)), self.pressure)
             }
             _ => (None, Pressure::default()),
         }
@@ -88,25 +99,46 @@ mod tests {
     fn rates_are_those_between_two_messages() {
         let (mut statistics, now) = (Statistics::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
-        assert_eq!(statistics.hear(now, Told::default()), (None, Pressure::default()));
-        assert_eq!(statistics.hear(now, told(100, 10, 4)), (Some(100 << 20), Pressure::default()));
-        assert_eq!(statistics.hear(at(4), told(104, 30, 4)), (Some(104 << 20), rates(5., 0.)));
-        assert_eq!(statistics.hear(at(5), told(104, 30, 4)), (Some(104 << 20), rates(5., 0.)), "the same message");
-        assert_eq!(statistics.hear(at(6), told(106, 30, 8)), (Some(106 << 20), rates(0., 2.)));
+        assert_eq!(statistics.hear(now, Told::default(), 1 << 30), (None, Pressure::default()));
+        assert_eq!(statistics.hear(now, told(100, 10, 4), 1 << 30), (Some(100 << 20), Pressure::default()));
+        assert_eq!(statistics.hear(at(4), told(104, 30, 4), 1 << 30), (Some(104 << 20), rates(5., 0.)));
+        assert_eq!(
+            statistics.hear(at(5), told(104, 30, 4), 1 << 30),
+            (Some(104 << 20), rates(5., 0.)),
+            "the same message"
+        );
+        assert_eq!(statistics.hear(at(6), told(106, 30, 8), 1 << 30), (Some(106 << 20), rates(0., 2.)));
     }
 
     #[test]
     fn a_guest_that_says_nothing_any_more_is_not_believed() {
         let (mut statistics, now) = (Statistics::default(), Instant::now());
-        statistics.hear(now, told(100, 10, 0));
-        statistics.hear(now, told(101, 20, 0));
+        statistics.hear(now, told(100, 10, 0), 1 << 30);
+        statistics.hear(now, told(101, 20, 0), 1 << 30);
         let later = now + STALE_AFTER;
-        assert_eq!(statistics.hear(later, told(101, 20, 0)), (None, Pressure::default()));
+        assert_eq!(statistics.hear(later, told(101, 20, 0), 1 << 30), (None, Pressure::default()));
         let booted = told(140, 1, 0);
-        let Pressure { major_faults_per_s, swapped_in_per_s, .. } = statistics.hear(later, booted).1;
+        let Pressure { major_faults_per_s, swapped_in_per_s, .. } = statistics.hear(later, booted, 1 << 30).1;
         assert_eq!((major_faults_per_s, swapped_in_per_s), (None, Some(0.)), "its counters began again");
-        assert_eq!(statistics.hear(later, told(139, 2, 0)).1, Pressure::default(), "the clock was set back");
-        assert_eq!(statistics.hear(later, told(141, u64::MAX, 0)).1.swapped_in_per_s, Some(0.));
-        assert_eq!(statistics.hear(later, Told::default()), (None, Pressure::default()), "its driver was unloaded");
+        assert_eq!(statistics.hear(later, told(139, 2, 0), 1 << 30).1, Pressure::default(), "the clock was set back");
+        assert_eq!(statistics.hear(later, told(141, u64::MAX, 0), 1 << 30).1.swapped_in_per_s, Some(0.));
+        assert_eq!(
+            statistics.hear(later, Told::default(), 1 << 30),
+            (None, Pressure::default()),
+            "its driver was unloaded"
+        );
+    }
+
+    #[test]
+    fn what_the_balloon_took_since_the_message_is_not_available() {
+        let (mut statistics, now) = (Statistics::default(), Instant::now());
+        let mut available = |at_s: u64, actual_mib: u64| {
+            let told = Told { available_bytes: Some(400 << 20), ..told(at_s, 0, 0) };
+            statistics.hear(now, told, actual_mib << 20).0.map(|bytes| bytes >> 20)
+        };
+        assert_eq!([available(100, 900), available(100, 800), available(100, 300)], [400, 300, 0].map(Some));
+        // The next message may be from before the balloon took what is seen with it.
+        assert_eq!([available(110, 250), available(110, 200)], [350, 300].map(Some));
+        assert_eq!([available(120, 200), available(120, 260)], [400, 400].map(Some), "it got something");
     }
 }

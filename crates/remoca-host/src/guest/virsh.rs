@@ -74,7 +74,7 @@ impl Monitor for Virsh {
         if !said.is_running {
             return Err(Unusable::is_paused());
         }
-        let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told);
+        let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told, said.actual_bytes);
         let (boot_bytes, actual_bytes) = (domain.boot_bytes, said.actual_bytes);
         checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure })
     }

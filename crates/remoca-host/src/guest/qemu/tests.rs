@@ -114,13 +114,17 @@ fn statistics_are_begun_and_what_the_guest_does_not_tell_is_left_out() {
     let interval = "qom-get /machine/peripheral-anon/device[0] guest-stats-polling-interval";
     let begin = "qom-set /machine/peripheral-anon/device[0] guest-stats-polling-interval 2";
     for answers in
-        [[(interval, "0"), (begin, "{}")], [(interval, "0"), ("unknown", "{}")], [(interval, "1"), (begin, "!")]]
+        [[(interval, "0"), (begin, "{}")], [(interval, "0"), ("unknown", "{}")], [(interval, "10"), (begin, "!")]]
     {
         let memory = Fake::start(&answers).read().unwrap();
         assert_eq!((memory.available_bytes, memory.pressure), (None, Default::default()), "{answers:?}");
     }
-    // It is told.
-    for period in ["0", "3", "300"] {
+    // A period that suffices stays.
+    for period in ["1", "5", "10"] {
+        assert!(Fake::start(&[(interval, period), (begin, "!")]).read().is_ok(), "{period}");
+    }
+    // Another one is told.
+    for period in ["0", "11", "300"] {
         let died = silent(&[(interval, period), (begin, "!")]);
         assert!(died.contains("closed the connection"), "{period}: {died}");
     }
