@@ -2,7 +2,7 @@
 //!
 //! The daemon (`daemon.rs`) hands in what the sockets answered ([`Planner::hear_all`]), executes [`Planner::next_step`] after the record is written,
 //! and tells what came of it ([`Planner::step_done`]). Owned state: what is known of each VM (`vm.rs`), the changes under way
-//! (`moves.rs`), and the log of decisions (`log.rs`). `report.rs` shows all of it. If guests take part, `guests.rs` knows their memory,
+//! (`moves.rs`; `resume.rs` says which go on), and the log of decisions (`log.rs`). `report.rs` shows all of it. If guests take part, `guests.rs` knows their memory,
 //! `round.rs` lends and returns it, `relief.rs` helps those that are short of it, `back.rs` returns all of it, and `guest_report.rs` shows them.
 //!
 //! 1. No command makes the sum of what counts (granted or wanted, whichever is larger) greater than the total: without the reserve, and with
@@ -20,6 +20,7 @@ mod log;
 mod moves;
 mod relief;
 mod report;
+mod resume;
 mod round;
 mod steps;
 #[cfg(test)]
@@ -38,8 +39,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use vm::KnownVm;
 
-/// Longest time after which the intent of a former daemon is still carried out; an older one is undone.
-const INTENT_YOUNG_S: u64 = 600;
 /// Time between two looks at VMs whose granted size is awaited.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Time between two looks at guests from which memory was taken.
@@ -173,6 +172,7 @@ impl Planner {
         if let Some(intent) = self.inherited.take() {
             self.resume(at, intent);
         }
+        self.keep_minimums(at);
         self.fit_unit();
         self.relieve(at);
         // Curves in other units are to be asked for first.
@@ -323,55 +323,6 @@ impl Planner {
             miss_ratio_then: row.ratios.map(|(_, then, _)| then),
         };
         rows.map(change).collect()
-    }
-
-    /// Decides about the intent of a former daemon.
-    fn resume(&mut self, at: Moment, intent: Intent) {
-        let age_s = at.unix_s.saturating_sub(intent.at_s);
-        let is_young = age_s <= INTENT_YOUNG_S;
-        let wanted = |name: &str, side: Side| match side {
-            Side::Tier => {
-                let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
-                Some(vm.reading.as_ref()?.wanted)
-            }
-            Side::Guest => {
-                let guest = self.guests.get(name).filter(|guest| guest.unusable.is_none())?;
-                Some(guest.memory?.actual_bytes)
-            }
-        };
-        let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
-        let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
-        let mut resumed = intent.resumed(is_young, wanted);
-        if !is_young {
-            let takes_too_much =
-                |change: &Move| change.takes() && self.least(change).is_none_or(|least| change.to_bytes < least);
-            let kept: Vec<String> =
-                resumed.moves.iter().filter(|change| takes_too_much(change)).map(|change| change.vm.clone()).collect();
-            // Neither is the other side undone.
-            resumed.moves.retain(|change| !kept.contains(&change.vm));
-        }
-        // What a balloon was to be told when the daemon died counts as told.
-        for name in given.iter().filter(|name| resumed.of(name, Side::Guest).is_none()) {
-            self.note_untold(name, true);
-        }
-        let what = match (resumed.is_over(), is_young) {
-            (true, _) => "nothing is left to do of it",
-            (false, true) => "it is carried out",
-            (false, false) => "what was done of it is undone",
-        };
-        self.log
-            .note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
-        self.stepped_at = at.now;
-        self.intent = Some(resumed).filter(|intent| !intent.is_over());
-    }
-
-    /// Returns the minimum of what a change is about; `None` if nobody knows it.
-    fn least(&self, change: &Move) -> Option<u64> {
-        let limits = self.vms.get(&change.vm)?.limits?;
-        match change.side {
-            Side::Tier => Some(limits.minimum_bytes),
-            Side::Guest => Some(self.guests.get(&change.vm)?.minimum(&limits)),
-        }
     }
 
     /// Notes what the miss ratios became a window after a change.

@@ -8,6 +8,7 @@ mod half_done;
 mod hostile_guests;
 mod known_guest;
 mod recovery;
+mod rounds;
 mod rules;
 mod tiers;
 mod world;

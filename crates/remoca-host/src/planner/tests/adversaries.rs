@@ -4,7 +4,7 @@ use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
 use crate::limits::Limits;
 use proptest::prelude::*;
 
-fn shape() -> impl Strategy<Value = Shape> {
+pub fn shape() -> impl Strategy<Value = Shape> {
     prop_oneof![
         (1_u32..220).prop_map(Shape::Cliff),
         (2_u32..300).prop_map(Shape::Smooth),
@@ -40,14 +40,18 @@ fn processes(nature: impl Strategy<Value = Nature>) -> impl Strategy<Value = Vec
 }
 
 /// Checks that the honest VMs have what they are owed, if each is owed `share` units.
-fn check(world: &World, share: u32) {
+fn check(world: &World, share: u64) {
     for (name, process) in world.processes.iter().filter(|(_, process)| process.nature == Nature::Honest) {
-        let Process { shape, limits, wanted, .. } = process;
-        assert!(*wanted >= limits.minimum_bytes / UNIT, "{name} is below its minimum: {wanted}");
-        let floor = shape.ratio(share).max(1e-4) * (1. + limits.bound);
-        let ratio = shape.ratio(u32::try_from(*wanted).unwrap()).max(1e-4);
-        assert!(ratio <= floor + 1e-9, "{name} is beyond its bound: {ratio} with {wanted}, {floor} with {share}");
+        let wanted = process.wanted;
+        assert!(wanted >= process.limits.minimum_bytes / UNIT, "{name} is below its minimum: {wanted}");
+        assert!(!is_beyond_bound(process, share), "{name} is beyond its bound with {wanted} of {share}");
     }
+}
+
+/// Returns whether a VM that is owed `share` units misses more with what it has than its bound allows.
+pub fn is_beyond_bound(process: &Process, share: u64) -> bool {
+    let ratio = |units: u64| process.shape.ratio(u32::try_from(units).unwrap()).max(1e-4);
+    ratio(process.wanted) > ratio(share) * (1. + process.limits.bound) + 1e-9
 }
 
 proptest! {
@@ -59,7 +63,7 @@ proptest! {
     ) {
         // A VM that came or went changes what the others are owed by weight; dead ones do so here.
         let share = (!processes.iter().any(|process| matches!(process.nature, Nature::Dies(_))))
-            .then(|| u32::try_from(TOTAL).unwrap() / u32::try_from(processes.len()).unwrap());
+            .then(|| TOTAL / processes.len() as u64);
         let mut world = World::new(processes);
         world.delay = delay;
         world.run(80, |world| {
@@ -92,7 +96,7 @@ proptest! {
         let mut world = World::new(processes);
         world.run(120, |world| {
             assert!(world.held() <= TOTAL);
-            check(world, u32::try_from(share).unwrap());
+            check(world, share);
         });
     }
 }

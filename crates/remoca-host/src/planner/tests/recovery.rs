@@ -1,6 +1,6 @@
 //! A daemon that dies between two steps, and VMs that do not follow.
 
-use super::balloon::Manner;
+use super::balloon::{Guest, Manner};
 use super::guests::{run_round, two as two_guests};
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
 use crate::planner::{Intent, Move, Outcome, Planner, Settings, Side, Stage};
@@ -61,6 +61,64 @@ fn undoing_an_old_intent_takes_no_vm_below_its_minimum() {
     world.run(10, |_| {});
     assert!(world.planner.report(world.at).decisions.iter().any(|decision| decision.why.contains("a former daemon")));
     assert_eq!(world.processes["vm0"].wanted, 133, "{:?}", world.steps);
+}
+
+#[test]
+fn a_young_intent_takes_no_vm_below_a_minimum_that_was_raised_meanwhile() {
+    for is_sent in [false, true] {
+        let mut world = World::new(two());
+        dies_at_the_take(&mut world, is_sent);
+        let before = world.process("vm1").wanted;
+        world.process("vm1").limits.minimum_bytes = 90 * UNIT;
+        world.replace_daemon(Duration::from_secs(5));
+        world.run(20, |world| {
+            assert!(world.processes["vm1"].wanted >= before, "{:?}", world.steps);
+            assert!(world.processes["vm0"].wanted <= 110 && world.held() <= TOTAL, "{:?}", world.steps);
+        });
+        assert!(world.process("vm1").wanted >= 90, "{:?}", world.steps);
+        let log = world.planner.report(world.at).decisions;
+        let is_dropped = |outcome: &str| outcome.contains("leave vm1 less than its minimum");
+        assert!(log.iter().any(|decision| is_dropped(&decision.outcome)), "{log:?}");
+    }
+}
+
+#[test]
+fn what_a_vm_gave_that_is_owed_more_by_now_goes_to_nobody_else() {
+    let mut world = World::new(two());
+    // The take is sent at the second look, and done after the third.
+    world.process("vm1").nature = Nature::Ignores;
+    world.run(2, |_| {});
+    assert_eq!((world.process("vm1").wanted, world.process("vm1").granted), (67, 100));
+    world.process("vm1").limits.minimum_bytes = 90 * UNIT;
+    world.run(1, |_| {});
+    world.process("vm1").nature = Nature::Honest;
+    world.run(20, |world| assert!(world.processes["vm0"].wanted <= 110, "{:?}", world.steps));
+    assert!(world.process("vm1").wanted >= 90, "{:?}", world.steps);
+}
+
+#[test]
+fn a_young_step_of_a_guest_ends_if_its_minimum_was_raised_meanwhile() {
+    for is_before in [true, false] {
+        let mut world = two_guests(170, [Manner::Honest; 2]);
+        let home = world.guests["vm1"].home;
+        // The first take of a guest was not sent when it dies, or just sent.
+        world.kills.insert(0, (is_before, Duration::from_secs(5)));
+        let looks = (0..20).find(|_| {
+            world.run(1, |_| {});
+            world.kills.is_empty()
+        });
+        assert!(looks.is_some() && (world.guests["vm0"].target == home) == is_before);
+        for name in ["vm0", "vm1"] {
+            world.process(name).limits.guest_minimum_bytes = Some(home);
+        }
+        let targets: Vec<u64> = world.guests.values().map(|guest| guest.target).collect();
+        world.run(10, |world| {
+            let now = world.guests.values().map(|guest| guest.target);
+            assert!(now.zip(&targets).all(|(now, before)| now >= *before), "{:?}", world.steps);
+        });
+        let has_all = |guest: &Guest| (guest.target, guest.actual) == (home, home);
+        assert!(world.guests.values().all(has_all), "{:?} {:?}", world.guests, world.steps);
+    }
 }
 
 #[test]

@@ -1,0 +1,85 @@
+//! Which changes go on: those of a former daemon, and those whose limits have changed since they were planned.
+
+use super::Planner;
+use super::interface::Moment;
+use super::moves::{Intent, Move, Side, Stage};
+
+/// Longest time after which the intent of a former daemon is still carried out; an older one is undone.
+const INTENT_YOUNG_S: u64 = 600;
+
+impl Planner {
+    /// Decides about the intent of a former daemon.
+    pub(super) fn resume(&mut self, at: Moment, intent: Intent) {
+        let age_s = at.unix_s.saturating_sub(intent.at_s);
+        let is_young = age_s <= INTENT_YOUNG_S;
+        let wanted = |name: &str, side: Side| match side {
+            Side::Tier => {
+                let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
+                Some(vm.reading.as_ref()?.wanted)
+            }
+            Side::Guest => {
+                let guest = self.guests.get(name).filter(|guest| guest.unusable.is_none())?;
+                Some(guest.memory?.actual_bytes)
+            }
+        };
+        let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
+        let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
+        let mut resumed = intent.resumed(is_young, wanted);
+        // What a balloon was to be told when the daemon died counts as told.
+        for name in given.iter().filter(|name| resumed.of(name, Side::Guest).is_none()) {
+            self.note_untold(name, true);
+        }
+        let what = match (resumed.is_over(), is_young) {
+            (true, _) => "nothing is left to do of it",
+            (false, true) => "it is carried out",
+            (false, false) => "what was done of it is undone",
+        };
+        self.log
+            .note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
+        self.stepped_at = at.now;
+        self.intent = Some(resumed).filter(|intent| !intent.is_over());
+    }
+
+    /// Drops what is left of a plan that leaves some VM less than its minimum, which the operator may have raised meanwhile: memory is planned
+    /// anew. If memory goes between guests and their caches, only what concerns that VM is dropped.
+    pub(super) fn keep_minimums(&mut self, at: Moment) {
+        let Some(intent) = &self.intent else { return };
+        let unit = self.memory(at.now).unit_bytes;
+        let takes_too_much = |change: &&Move| {
+            // A plan may round what a VM has down to whole units.
+            let is_taken = change.stage != Stage::Dropped && change.from_bytes >= change.to_bytes.saturating_add(unit);
+            let is_known = self.vms.contains_key(&change.vm);
+            is_taken && is_known && self.least(change).is_none_or(|least| change.to_bytes < least)
+        };
+        let below: Vec<String> = intent.moves.iter().filter(takes_too_much).map(|change| change.vm.clone()).collect();
+        let Some(first) = below.first() else { return };
+        let why = format!("it would leave {first} less than its minimum, or nobody can read that");
+        let is_exchange = intent.is_exchange();
+        let is_dropped = |change: &&Move| change.is_open() && (!is_exchange || below.contains(&change.vm));
+        let dropped: Vec<(String, Side)> =
+            intent.moves.iter().filter(is_dropped).map(|change| (change.vm.clone(), change.side)).collect();
+        for (name, side) in dropped {
+            self.drop_move(at, &name, side, &why);
+            if side == Side::Guest {
+                // A former daemon may have told its balloon already.
+                self.note_untold(&name, true);
+            }
+        }
+        // What it is owed does not wait for the end of its window: others would get that meanwhile.
+        for name in &below {
+            if let Some(vm) = self.vms.get_mut(name) {
+                vm.changed_at = None;
+            }
+        }
+        self.intent.take_if(|intent| intent.is_over());
+    }
+
+    /// Returns the minimum of what a change is about; `None` if nobody knows it.
+    fn least(&self, change: &Move) -> Option<u64> {
+        let limits = self.vms.get(&change.vm)?.limits?;
+        match change.side {
+            Side::Tier => Some(limits.minimum_bytes),
+            Side::Guest => Some(self.guests.get(&change.vm)?.minimum(&limits)),
+        }
+    }
+}
