@@ -27,6 +27,7 @@ mod steps;
 mod tests;
 mod vm;
 
+use crate::guest::Unusable;
 use crate::plan::{Memory, Plan, Row, Subject};
 use crate::reading::Answer;
 use guests::KnownGuest;
@@ -34,6 +35,7 @@ use interface::unit_of;
 pub use interface::{GuestRecord, GuestTerms, Heard, Look, Moment, Outcome, Phase, Record, Round, Settings, Step};
 use log::{Log, percent};
 pub use moves::{Intent, Move, Side, Stage};
+use remoca_io::show::show_size;
 use remoca_protocol::control::CurveGrid;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -145,18 +147,15 @@ impl Planner {
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
         for name in gone {
             self.drop_moves(at, &name, "the VM is gone");
-            let guest = self.guests.remove(&name);
-            let lent = guest.as_ref().map_or(0, KnownGuest::lent);
-            if let Some(sizes) = guest.and_then(|guest| guest.sizes) {
-                self.guests_recorded.insert(name.clone(), sizes);
+            if let Some(guest) = self.guests.get_mut(&name) {
+                guest.unusable = Some(Unusable::Silent("the VM process was stopped".into()));
             }
             let is_over = self.vms.get_mut(&name).is_none_or(|vm| {
-                vm.stop(at.now, lent);
+                vm.stop(at.now);
                 vm.is_absent(at.now)
             });
             if is_over {
-                self.vms.remove(&name);
-                self.recorded.remove(&name);
+                self.forget(at, &name);
             }
         }
         for Heard { vm, limits, answer } in all {
@@ -179,6 +178,22 @@ impl Planner {
         if self.intent.is_none() && self.looked_at.is_some() {
             self.go_on(at);
         }
+    }
+
+    /// Forgets a VM that has been gone for too long. What its guest lent is no longer divided: the next plan takes it back from caches.
+    fn forget(&mut self, at: Moment, name: &str) {
+        let guest = self.guests.remove(name);
+        let lent = guest.as_ref().map_or(0, KnownGuest::lent);
+        if lent > 0 {
+            let lent = show_size(lent);
+            self.log
+                .note(at.unix_s, format!("{name} is gone, and the {lent} that its guest lent are no longer divided"));
+        }
+        if let Some(sizes) = guest.and_then(|guest| guest.sizes) {
+            self.guests_recorded.insert(name.into(), sizes);
+        }
+        self.vms.remove(name);
+        self.recorded.remove(name);
     }
 
     /// Takes the answer of one VM.

@@ -65,9 +65,10 @@ impl Planner {
         most - most % self.memory(now).unit_bytes
     }
 
-    /// Returns what is left of the reserve and of the rest of the total.
+    /// Returns what is left of the reserve and of the rest of the total. What the guest of a VM lent that is gone may be its own again.
     fn reserve_left(&self, now: Duration) -> u64 {
-        let all = self.settings.total_bytes.saturating_add(self.lent(now));
+        let lent = self.lent_by(|name| self.is_there(now, name) && !self.vms[name].is_dead());
+        let all = self.settings.total_bytes.saturating_add(lent);
         all.saturating_sub(self.counted(now))
     }
 

@@ -41,14 +41,17 @@ impl Planner {
 
     /// Returns the sum of what guests have lent, as the host has seen it.
     pub(super) fn lent(&self, now: Duration) -> u64 {
-        let lent = self.guests.iter().filter(|(name, _)| self.is_there(now, name)).map(|(_, guest)| guest.lent());
-        lent.fold(0, u64::saturating_add)
+        self.lent_by(|name| self.is_there(now, name))
     }
 
     /// Returns what of that the host does not see now, because a VM process does not answer.
     pub(super) fn lent_unseen(&self, now: Duration) -> u64 {
-        let is_unseen = |name: &String| self.is_there(now, name) && self.vms[name].silent.is_some();
-        let lent = self.guests.iter().filter(|(name, _)| is_unseen(name)).map(|(_, guest)| guest.lent());
+        self.lent_by(|name| self.is_there(now, name) && self.vms[name].silent.is_some())
+    }
+
+    /// Returns the sum of what the guests have lent whose VM `counts`.
+    pub(super) fn lent_by(&self, counts: impl Fn(&str) -> bool) -> u64 {
+        let lent = self.guests.iter().filter(|(name, _)| counts(name)).map(|(_, guest)| guest.lent());
         lent.fold(0, u64::saturating_add)
     }
 

@@ -96,14 +96,15 @@ impl KnownVm {
         }
     }
 
-    /// Notes that its process was stopped. What its guest has lent, of which nobody knows now, is no longer divided, so it does not count.
-    pub(super) fn stop(&mut self, now: Duration, lent_bytes: u64) {
+    /// Notes that its process was stopped.
+    pub(super) fn stop(&mut self, now: Duration) {
         self.silent = Some("its process was stopped".into());
         self.dead_since.get_or_insert(now);
-        if let Some(reading) = &mut self.reading {
-            reading.wanted = reading.wanted.saturating_sub(lent_bytes);
-            reading.granted = reading.granted.saturating_sub(lent_bytes);
-        }
+    }
+
+    /// Returns whether its process was stopped or killed, and no other one has answered since.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead_since.is_some()
     }
 
     /// Notes that the answer to a command that gives the VM `bytes` did not come.

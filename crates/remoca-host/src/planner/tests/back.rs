@@ -194,14 +194,12 @@ fn a_guest_whose_vm_process_does_not_run_is_named_until_it_has_its_own() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
     let absent = |world: &World| world.planner.report(world.at).guests.unwrap().absent;
-    let lent = HOME - sizes(&world)[1].0;
     let process = world.processes.remove("vm1").unwrap();
     assert!(absent(&world).is_empty(), "nobody has looked yet");
     world.run(1, |_| {});
     let report = world.planner.report(world.at);
-    let tier = (world.processes["vm0"].wanted, process.wanted);
-    let counted = (tier.0 + tier.1.saturating_sub(lent)) * UNIT;
-    assert_eq!(report.counted_bytes, counted, "what it lent is no longer divided");
+    let counted = (world.processes["vm0"].wanted + process.wanted) * UNIT;
+    assert_eq!(report.counted_bytes, counted, "its memory counts for a minute");
     give_back(&mut world, |_| {});
     assert_eq!(absent(&world), ["vm1"]);
     world.processes.insert("vm1".into(), process);

@@ -127,3 +127,65 @@ fn a_guest_that_takes_its_memory_back_costs_caches_what_it_took() {
         assert!(world.taken_of_host() <= signed(40 * UNIT), "{:?}", sizes(&world));
     }
 }
+
+/// Returns three VMs after a round in which the guest of `vm1` lent more to the others than its own cache has.
+fn lent_to_others(needs: u32, third: Shape) -> World {
+    let shapes = [Shape::Cliff(needs), Shape::Flat(50), third];
+    let vms = shapes.map(|shape| Process::new(shape, Nature::Honest, 20));
+    let mut world = World::with(with_guests(80, 20), vms.into());
+    for name in ["vm0", "vm1", "vm2"] {
+        world.add_guest(name, Guest::new(Manner::Honest, HOME));
+    }
+    run_round(&mut world, |_| {});
+    world
+}
+
+#[test]
+fn a_guest_gets_no_help_from_what_a_vm_has_lent_that_is_gone() {
+    let mut world = lent_to_others(265, Shape::Flat(50));
+    assert!(sizes(&world)[1..].iter().all(|(guest, tier)| *guest < HOME - 10 && *tier < 5), "{:?}", sizes(&world));
+    world.processes.remove("vm1");
+    world.run(1, |_| {});
+    world.guest("vm2").manner = Manner::Short(0, u32::MAX);
+    // What must hold for each command is in `World::check_step`.
+    world.run(60, |_| {});
+    assert!(world.taken_of_host() <= signed(60 * UNIT), "{:?}", sizes(&world));
+}
+
+#[test]
+fn what_a_vm_that_was_stopped_has_lent_is_taken_back_in_order_after_a_minute() {
+    let mut world = lent_to_others(170, Shape::Smooth(60));
+    let lent = HOME - sizes(&world)[1].0;
+    for name in ["vm0", "vm2"] {
+        world.process(name).limits.minimum_bytes = 10 * UNIT;
+    }
+    // Its own cache has less than its guest lent: others have the rest.
+    let gone = world.processes.remove("vm1").unwrap();
+    assert!(gone.granted < lent, "{gone:?} {lent}");
+    let steps = world.steps.len();
+    // It may be back soon, so nobody is cut; nor is anything given from what it lent.
+    world.run(6, |_| {});
+    assert_eq!(world.steps.len(), steps, "{:?}", &world.steps[steps..]);
+    world.run(60, |world| {
+        let others = ["vm0", "vm2"].map(|name| world.processes[name].wanted);
+        assert!(others.iter().all(|units| *units >= 10), "{others:?}");
+    });
+    assert!(world.taken_of_host() <= signed(60 * UNIT), "{:?}", sizes(&world));
+    assert!(world.steps[steps..].iter().any(|(_, step)| step.side == Side::Tier), "{:?}", &world.steps[steps..]);
+    let log = world.planner.record().decisions;
+    let said = log.iter().position(|decision| decision.why.contains("vm1 is gone")).expect("it is said");
+    let cut = |decision: &remoca_protocol::host::HostDecision| decision.why.contains("all have more than the total");
+    assert!(log[said..].iter().any(cut) && !log[..said].iter().any(cut), "{log:#?}");
+}
+
+#[test]
+fn a_vm_that_is_back_within_a_minute_costs_the_others_nothing() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let (before, steps) = (sizes(&world), world.steps.len());
+    let process = world.processes.remove("vm1").unwrap();
+    world.run(4, |_| {});
+    world.processes.insert("vm1".into(), process);
+    world.run(20, |_| {});
+    assert_eq!((sizes(&world), world.steps.len()), (before, steps), "{:?}", &world.steps[steps..]);
+}
