@@ -79,6 +79,10 @@ fn title_line(app: &App, snapshot: &Snapshot) -> Line<'static> {
         snapshot.host, snapshot.snapshot
     );
     let mut line = Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
+    let first = snapshot.statuses().filter(|shown| shown.recent.is_none()).count();
+    if first > 0 {
+        line.push_span(Span::raw(format!("   figures of {first} are since their start")));
+    }
     if let Some(error) = &app.error {
         line.push_span(Span::styled(format!("   old: {error}"), style(Level::Failed)));
     }
@@ -295,6 +299,14 @@ mod tests {
             lines[4].starts_with("web000") && lines[4].contains("donor1:7070 512M, donor2:7070 256M, this host 256M"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn figures_since_the_start_are_said_to_be_such() {
+        let title = |snapshot: Snapshot| screen_text(&app(snapshot), 160, 10, true).lines().next().unwrap().to_owned();
+        assert!(!title(full_snapshot(2)).contains("since"));
+        let new = title(snapshot(vec![Ok(full_status(1, 3)), Err("hung")]));
+        assert!(new.ends_with("1 of 2 VMs answer   figures of 1 are since their start"), "{new}");
     }
 
     #[test]

@@ -32,8 +32,8 @@ use std::time::Duration;
 
 /// Width of a frame that goes to no terminal.
 const WIDTH: u16 = 160;
-/// Time between the two snapshots of a single frame: its figures are those in between.
-const ONCE: Duration = Duration::from_secs(1);
+/// Time between the two snapshots of the first frame: its figures are those in between.
+const FIRST: Duration = Duration::from_secs(1);
 
 /// What the screen is started with.
 pub struct Options {
@@ -117,15 +117,23 @@ fn snapshots(options: Options, events: &Sender<Message>) {
 }
 
 async fn take_all(mut watch: Watch, interval: Duration, events: &Sender<Message>) {
-    let mut ticks = tokio::time::interval(interval);
+    let mut snapshot = take_first(&mut watch, FIRST.min(interval)).await;
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + interval, interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    loop {
+    while events.send(Message::Snapshot(Ok(Arc::new(snapshot)))).is_ok() {
         ticks.tick().await;
-        let snapshot = Arc::new(watch.take().await);
-        if events.send(Message::Snapshot(Ok(snapshot))).is_err() {
-            return;
-        }
+        snapshot = watch.take().await;
     }
+}
+
+/// Takes two snapshots, and returns the second one: its figures are those since the first, as in all later ones.
+async fn take_first(watch: &mut Watch, pause: Duration) -> Snapshot {
+    let first = watch.take().await;
+    if first.vms.is_empty() {
+        return first;
+    }
+    tokio::time::sleep(pause).await;
+    watch.take().await
 }
 
 /// What is remembered of snapshots that come without their history.
@@ -158,14 +166,8 @@ fn once(options: Options) -> Result<()> {
     let Options { from, sockets, host_socket, .. } = options;
     let snapshot = match from {
         Some(page) => client::snapshot(&page)?,
-        None => runtime()?.block_on(async {
-            let mut watch = Watch::new(sockets, ONCE).with_host(host_socket);
-            if watch.take().await.vms.is_empty() {
-                return watch.take().await;
-            }
-            tokio::time::sleep(ONCE).await;
-            watch.take().await
-        }),
+        None => runtime()?
+            .block_on(async { take_first(&mut Watch::new(sockets, FIRST).with_host(host_socket), FIRST).await }),
     };
     let mut app = App::default();
     app.take(Ok(Arc::new(snapshot)));
@@ -197,4 +199,32 @@ pub fn screen(app: &App, width: u16, height: u16, shows_all: bool) -> Buffer {
     let Ok(mut terminal) = Terminal::new(TestBackend::new(width, height));
     let Ok(frame) = terminal.draw(|frame| draw::draw(frame, app, shows_all));
     frame.buffer.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::columns;
+    use crate::testing::Fleet;
+
+    #[test]
+    fn the_first_table_has_figures_between_two_looks_as_the_later_ones() {
+        let folder = tempfile::tempdir().unwrap();
+        let sockets = Fleet::start(folder.path(), 2).sockets;
+        let (sender, events) = channel();
+        let interval = Duration::from_millis(1);
+        let watch = Watch::new(Box::new(move || sockets.clone()), interval);
+        let watcher = thread::spawn(move || runtime().unwrap().block_on(take_all(watch, interval, &sender)));
+        let Ok(Message::Snapshot(Ok(first))) = events.recv() else { panic!("there is no snapshot") };
+        assert_eq!((first.snapshot, columns::total(&first).map(|total| total.is_since_start)), (2, Some(false)));
+        drop(events);
+        watcher.join().unwrap();
+    }
+
+    #[test]
+    fn a_host_without_vms_is_shown_at_once() {
+        let mut watch = Watch::new(Box::new(Vec::new), FIRST);
+        let first = runtime().unwrap().block_on(take_first(&mut watch, FIRST));
+        assert_eq!((first.snapshot, first.vms.len()), (1, 0));
+    }
 }
