@@ -140,6 +140,19 @@ mod tests {
     }
 
     #[test]
+    fn eight_devices_may_be_on_the_way_to_the_disk() {
+        let tree = Tree::new();
+        tree.disk("vda", "256\n", NONE);
+        let mut below = "vda".to_owned();
+        for number in 1..=8 {
+            let name = format!("md{number}");
+            tree.array(&name, "raid1\n", &[&below]);
+            assert_eq!(tree.requests(&name), (number < 8).then_some(256), "{number} arrays on a disk");
+            below = name;
+        }
+    }
+
+    #[test]
     fn a_queue_that_is_shared_says_nothing() {
         let tree = Tree::new();
         // Of a disk of SCSI with a scheduler, above, it is its own.

@@ -285,6 +285,20 @@ mod tests {
         assert_eq!(after(3, 10_000, 1), Admission::Evictions, "the page cache is used again");
     }
 
+    /// An agent that sends one class would otherwise send unknown content for as long as many times as many pages take.
+    #[test]
+    fn the_less_an_agent_sends_the_fewer_pages_its_advice_is_derived_from() {
+        let pages_until_advice = |classes: u32| {
+            let mut feedback = Feedback { classes, ..Feedback::default() };
+            let pages = (1..=ADVICE_WINDOW).find(|_| {
+                feedback.note(false);
+                feedback.one_of > 0
+            });
+            (pages, feedback.one_of)
+        };
+        assert_eq!([0, 1, 4, 128].map(pages_until_advice), [4096, 4096, 1024, 64].map(|pages| (Some(pages), 4)));
+    }
+
     #[test]
     fn an_agent_that_trickles_is_not_judged_by_few_reads_or_pages() {
         let mut admit = Admit::new(true, 64);

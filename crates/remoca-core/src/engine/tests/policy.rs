@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::policy::{CLASSES, Insertion};
+use std::ops::Range;
 
 /// Number of blocks of a loop that is larger than the cache.
 const LOOP: u8 = 12;
@@ -150,10 +151,20 @@ fn while_nothing_is_inserted_one_class_of_pages_is_asked_for() {
         bench.engine.handle_sent(SERVER, 1);
         evicted
     };
-    for number in 0..large.0 {
-        let evicted = take(&mut bench, number);
-        assert!(matches!(evicted, Evicted::Admit(_)), "{number}: {evicted:?}");
-    }
+    let fill = |bench: &mut Bench, numbers: Range<u32>| {
+        for number in numbers {
+            let evicted = take(bench, number);
+            assert!(matches!(evicted, Evicted::Admit(_)), "{number}: {evicted:?}");
+        }
+    };
+    // As many slots as are free now do not begin the advice, and do not end it: it does not come and go.
+    let few = large.0 / 32;
+    fill(&mut bench, 0..large.0 - few);
+    assert_eq!(bench.engine.class_advice(), 0);
+    bench.engine.handle_agent(CLASSES);
+    assert_eq!(bench.engine.class_advice(), CLASSES);
+    bench.engine.handle_agent(0);
+    fill(&mut bench, large.0 - few..large.0);
     assert_eq!(bench.engine.class_advice(), CLASSES);
     assert_eq!(take(&mut bench, 9000), Evicted::PassedOver, "as long as an agent sends all");
     let one_of = |bench: &mut Bench| {
