@@ -52,18 +52,32 @@ impl Port {
     }
 
     fn open_device(device: &Path) -> Result<(Port, IdentificationPage), AgentError> {
-        let wrong = |reason: String| AgentError::WrongPort { device: device.to_owned(), reason };
         let metadata =
             fs::metadata(device).map_err(|error| AgentError::NoPort(format!("{}: {error}", device.display())))?;
         if !metadata.file_type().is_block_device() {
-            return Err(wrong("it is no block device".to_owned()));
+            let reason = "it is no block device".to_owned();
+            return Err(AgentError::WrongPort { device: device.to_owned(), reason });
         }
-        let facts = DiskFacts::read(metadata.rdev()).map_err(wrong)?;
+        let number = metadata.rdev();
+        // What was found out about a disk that is unplugged meanwhile says nothing.
+        Port::open_disk(device, number).map_err(|error| match is_there(device, number) {
+            true => error,
+            false => unplugged(device, &error.to_string()),
+        })
+    }
+
+    /// Opens the disk with this number.
+    fn open_disk(device: &Path, number: u64) -> Result<(Port, IdentificationPage), AgentError> {
+        let wrong = |reason: String| AgentError::WrongPort { device: device.to_owned(), reason };
+        let facts = DiskFacts::read(number).map_err(|none| match none {
+            NoFacts::Unplugged(error) => unplugged(device, &error.to_string()),
+            NoFacts::Wrong(reason) => wrong(reason),
+        })?;
         facts.check().map_err(wrong)?;
 
         let disk = open_exclusively(device)?;
         let opened = disk.metadata().map_err(AgentError::io(device.display().to_string()))?;
-        if opened.rdev() != metadata.rdev() {
+        if opened.rdev() != number {
             return Err(wrong("it was replaced by another disk just now".to_owned()));
         }
         let mut port = Port {
@@ -123,6 +137,15 @@ impl Port {
     }
 }
 
+/// Returns whether a device node still leads to the disk with this number, and that is plugged in.
+fn is_there(device: &Path, number: u64) -> bool {
+    fs::metadata(device).is_ok_and(|metadata| metadata.rdev() == number) && sysfs_directory(number).exists()
+}
+
+fn unplugged(device: &Path, error: &str) -> AgentError {
+    AgentError::NoPort(format!("{} was unplugged while it was looked at ({error})", device.display()))
+}
+
 /// Returns the first block of the next batch. The batch never covers block 0, nor extends beyond the end.
 fn batch_position(next_block: u64, page_count: u64, block_count: u64) -> u64 {
     if next_block + page_count > block_count { 1 } else { next_block }
@@ -133,6 +156,7 @@ fn open_exclusively(device: &Path) -> Result<File, AgentError> {
     let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device);
     opened.map_err(|error| match error.kind() {
         io::ErrorKind::ResourceBusy => AgentError::PortInUse(device.to_owned()),
+        _ if is_without_disk(&error) => unplugged(device, &error.to_string()),
         io::ErrorKind::PermissionDenied => AgentError::NotPermitted(format!("{}: {error}", device.display())),
         io::ErrorKind::ReadOnlyFilesystem => {
             AgentError::WrongPort { device: device.to_owned(), reason: "it is read-only".to_owned() }
@@ -143,7 +167,8 @@ fn open_exclusively(device: &Path) -> Result<File, AgentError> {
 
 fn disks_with_our_serial(sys_block: &Path) -> Vec<String> {
     let Ok(disks) = fs::read_dir(sys_block) else { return Vec::new() };
-    let has_our_serial = |directory: &Path| attribute(directory, "serial").is_some_and(|serial| serial == SERIAL);
+    let serial = |directory: &Path| attribute(directory, "serial").ok().flatten();
+    let has_our_serial = |directory: &Path| serial(directory).is_some_and(|serial| serial == SERIAL);
     let mut names: Vec<_> = disks
         .flatten()
         .filter(|disk| has_our_serial(&disk.path()))
@@ -158,8 +183,18 @@ fn sysfs_directory(device_number: u64) -> PathBuf {
     format!("/sys/dev/block/{}:{}", major(device_number), minor(device_number)).into()
 }
 
-fn attribute(directory: &Path, name: &str) -> Option<String> {
-    fs::read_to_string(directory.join(name)).ok().map(|text| text.trim().to_owned())
+/// Returns whether an error says that the disk is no longer there.
+fn is_without_disk(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO))
+}
+
+/// Returns an attribute of a device, or `None` if it has none of that name.
+fn attribute(directory: &Path, name: &str) -> io::Result<Option<String>> {
+    match fs::read_to_string(directory.join(name)) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(error) if is_without_disk(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Facts that sysfs reports about a disk before it is opened.
@@ -171,20 +206,31 @@ struct DiskFacts {
     queue_page_count_max: usize,
 }
 
+/// Why there are no facts about a disk.
+#[derive(Debug)]
+enum NoFacts {
+    /// It is no longer there.
+    Unplugged(io::Error),
+    /// It is no disk that could be a port.
+    Wrong(String),
+}
+
 impl DiskFacts {
-    fn read(device_number: u64) -> Result<DiskFacts, String> {
+    fn read(device_number: u64) -> Result<DiskFacts, NoFacts> {
         DiskFacts::read_directory(&sysfs_directory(device_number))
     }
 
-    fn read_directory(directory: &Path) -> Result<DiskFacts, String> {
-        let number = |name: &str| attribute(directory, name).and_then(|text| text.parse::<u64>().ok());
-        let sector_count = number("size").ok_or_else(|| format!("{} tells no size", directory.display()))?;
-        let request_page_count = number("queue/max_sectors_kb").map_or(1, |kib| kib * 1024 / PAGE_BYTES as u64);
-        let segment_count = number("queue/max_segments").unwrap_or(1);
+    fn read_directory(directory: &Path) -> Result<DiskFacts, NoFacts> {
+        let number = |name: &str| Ok(attribute(directory, name)?.and_then(|text| text.parse::<u64>().ok()));
+        let no_size = || NoFacts::Wrong(format!("{} tells no size", directory.display()));
+        let sector_count = number("size").map_err(NoFacts::Unplugged)?.ok_or_else(no_size)?;
+        let request_kib = number("queue/max_sectors_kb").map_err(NoFacts::Unplugged)?;
+        let request_page_count = request_kib.map_or(1, |kib| kib * 1024 / PAGE_BYTES as u64);
+        let segment_count = number("queue/max_segments").map_err(NoFacts::Unplugged)?.unwrap_or(1);
         let queue_page_count_max = request_page_count.min(segment_count).max(1);
         Ok(DiskFacts {
             is_partition: directory.join("partition").exists(),
-            serial: attribute(directory, "serial"),
+            serial: attribute(directory, "serial").map_err(NoFacts::Unplugged)?,
             block_count: sector_count * SECTOR_BYTES / PAGE_BYTES as u64,
             queue_page_count_max: usize::try_from(queue_page_count_max).unwrap_or(usize::MAX),
         })
@@ -252,7 +298,11 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             write_attributes(directory.path(), PORT);
             write_attributes(directory.path(), attributes);
-            DiskFacts::read_directory(directory.path()).and_then(|facts| facts.check()).unwrap_err()
+            match DiskFacts::read_directory(directory.path()) {
+                Ok(facts) => facts.check().unwrap_err(),
+                Err(NoFacts::Wrong(reason)) => reason,
+                Err(NoFacts::Unplugged(error)) => panic!("{error}"),
+            }
         };
         assert!(refusal(&[("serial", "data1\n")]).contains("data1"));
         assert!(refusal(&[("serial", "\n")]).contains("serial number"));

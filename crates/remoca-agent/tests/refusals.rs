@@ -60,6 +60,12 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
     expect_refusal(&mut guest, "remoca-agent --port /dev/vde", 7, "the port speaks version 2, this agent version 1");
     expect_refusal(&mut guest, "remoca-agent --port /dev/vdz", 5, "/dev/vdz: No such file");
     expect_refusal(&mut guest, "remoca-agent --port /dev/null", 6, "no block device");
+    // A disk that was unplugged while it is looked at has a node, and no facts. It may be plugged in again.
+    guest.run("mknod /dev/gone b 252 4095", LIMIT).unwrap();
+    expect_refusal(&mut guest, "remoca-agent --port /dev/gone", 5, "/dev/gone was unplugged");
+    let waiting = "remoca-agent --wait --port /dev/gone > /run/log 2>&1 & agent=$!
+                   until grep -q 'waiting for one' /run/log; do sleep 0.05; done; kill -TERM $agent; wait $agent";
+    assert_eq!(guest.try_run(waiting, LIMIT).unwrap().status, 0);
     expect_refusal(&mut guest, "remoca-agent --ring 3M", 2, "not a power of two");
 
     // Of three disks with the right name, the agent uses the one that is a port; and a second agent is refused.
