@@ -15,6 +15,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::error::AgentError;
 use crate::page::PAGE_BYTES;
+use crate::process::{self, TRACING_OFF};
 use crate::ring::{RingReader, Run};
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/capture.bpf.o"));
@@ -29,6 +30,8 @@ const PAGES_PER_WAKEUP_MAX: u32 = 256;
 const BATCHES_PER_RING: u32 = 4;
 /// Number of lines kept of a refusal's log: its end, which gives the reason.
 const LOG_LINE_COUNT_MAX: usize = 25;
+const FUNCTION_IN_USE: &str = "a live patch or another tracer has the function __filemap_remove_folio. End that one, which \
+     /sys/kernel/tracing/enabled_functions may show. The systemd unit tries again";
 
 #[repr(C)]
 struct Shared {
@@ -270,10 +273,16 @@ fn keep_in_log(_level: PrintLevel, text: String) {
 fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> AgentError {
     move |error| {
         let log = LOG.take();
-        if is_passing(error.kind()) {
-            return AgentError::Io { context: what.to_owned(), source: io::Error::other(error.to_string()) };
+        // What libbpf was about, and the error of the kernel.
+        let error_text = format!("{error:#}");
+        if is_busy(&error_text) {
+            let why = if process::is_tracing_off() { TRACING_OFF } else { FUNCTION_IN_USE };
+            return AgentError::Busy(format!("{what}: {error_text}: {why}"));
         }
-        AgentError::ProgramRefused { reason: format!("{what}: {}{}", error, hint(&log)), log: tail(&log) }
+        if is_passing(error.kind()) {
+            return AgentError::Io { context: what.to_owned(), source: io::Error::other(error_text) };
+        }
+        AgentError::ProgramRefused { reason: format!("{what}: {error_text}{}", hint(&log)), log: tail(&log) }
     }
 }
 
@@ -281,6 +290,11 @@ fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> AgentError {
 fn is_passing(kind: libbpf_rs::ErrorKind) -> bool {
     use libbpf_rs::ErrorKind::{Interrupted, OutOfMemory, WouldBlock};
     matches!(kind, OutOfMemory | Interrupted | WouldBlock)
+}
+
+/// Returns whether the kernel does not let the program attach for now. The kinds of libbpf's errors do not tell.
+fn is_busy(error_text: &str) -> bool {
+    error_text.contains(&format!("(os error {})", libc::EBUSY))
 }
 
 /// Returns an explanation of a usual refusal, or an empty text if the log shows none.
@@ -310,6 +324,14 @@ mod tests {
     fn a_guest_without_memory_is_no_refusal_of_its_kernel() {
         let code = |errno| refused("it")(libbpf_rs::Error::from_raw_os_error(errno)).exit_code();
         assert_eq!([libc::ENOMEM, libc::EAGAIN, libc::EINTR, libc::EINVAL].map(code), [1, 1, 1, 9]);
+    }
+
+    #[test]
+    fn a_function_that_others_have_now_is_no_refusal_and_has_advice() {
+        let busy = refused("it could not be attached")(libbpf_rs::Error::from_raw_os_error(libc::EBUSY));
+        let said = busy.to_string();
+        assert!(busy.exit_code() == 1 && said.contains("it could not be attached: "), "{said}");
+        assert!(said.contains(FUNCTION_IN_USE) || said.contains(TRACING_OFF), "{said}");
     }
 
     #[test]

@@ -52,5 +52,8 @@ fn check_program(ring_bytes: u32) -> Result<String, AgentError> {
     let capture = Capture::load(ring_bytes)?;
     capture.set_paused(true);
     drop(capture.attach()?);
+    if process::is_tracing_off() {
+        return Err(AgentError::Busy(process::TRACING_OFF.to_owned()));
+    }
     Ok("loads and attaches".to_owned())
 }

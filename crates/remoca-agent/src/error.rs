@@ -41,6 +41,9 @@ pub enum AgentError {
     #[error("the kernel refused the eBPF program: {reason}\n{log}")]
     ProgramRefused { reason: String, log: String },
 
+    #[error("the eBPF program cannot capture now: {0}")]
+    Busy(String),
+
     #[error(
         "memory cannot be locked: {0}. Raise the limit (`ulimit -l unlimited`, LimitMEMLOCK=infinity in the unit) or give \
          the agent CAP_IPC_LOCK"
@@ -57,7 +60,7 @@ impl AgentError {
     /// Returns the exit code of this error. Code 2 is reserved for wrong usage of the command line.
     pub fn exit_code(&self) -> u8 {
         match self {
-            AgentError::Io { .. } => 1,
+            AgentError::Io { .. } | AgentError::Busy(_) => 1,
             AgentError::NoBtf(_) => 3,
             AgentError::NotPermitted(_) => 4,
             AgentError::NoPort(_) => 5,

@@ -16,6 +16,11 @@ use crate::error::AgentError;
 
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 const NICE: i32 = -10;
+/// Holds `0` while no program that is attached to kernel functions is called.
+const TRACING_SWITCH: &str = "/proc/sys/kernel/ftrace_enabled";
+/// Why nothing is captured then, and what to do.
+pub const TRACING_OFF: &str = "the tracing of kernel functions is switched off. `sysctl kernel.ftrace_enabled=1` switches it on; look in \
+     /etc/sysctl.d for what sets it to 0";
 
 pub fn check_btf() -> Result<(), AgentError> {
     if Path::new(BTF).exists() { Ok(()) } else { Err(AgentError::NoBtf(BTF.into())) }
@@ -29,6 +34,13 @@ pub fn check_capabilities() -> Result<(), AgentError> {
         return Ok(());
     }
     Err(AgentError::NotPermitted(format!("the agent lacks {}", missing.join(" and "))))
+}
+
+/// Returns whether the tracing of kernel functions is switched off. The program may attach then, and is not called.
+pub fn is_tracing_off() -> bool {
+    let mut text = [0; 2];
+    let read = fs::File::open(TRACING_SWITCH).and_then(|mut file| file.read(&mut text));
+    read.is_ok_and(|length| text[..length].first() == Some(&b'0'))
 }
 
 fn missing_capabilities(held: CapabilitySet) -> Vec<&'static str> {

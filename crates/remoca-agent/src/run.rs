@@ -71,6 +71,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         written: 0,
         start_cookie: process::start_cookie(),
         reported: None,
+        is_tracing_off: false,
     };
     agent.take_port(port, identification);
     // Attached last: pages evicted before the reader is ready would be lost.
@@ -121,6 +122,8 @@ struct Agent<'a> {
     start_cookie: u64,
     /// Statistics that were last written to the port, and when.
     reported: Option<(Instant, StatisticsPage)>,
+    /// Whether the kernel does not call the program, and that was said.
+    is_tracing_off: bool,
     pressure: MemoryPressure,
 }
 
@@ -195,11 +198,24 @@ impl Agent<'_> {
     }
 
     fn tick(&mut self, now: Instant) {
+        self.note_tracing(process::is_tracing_off());
         match &self.port {
             PortState::Here(port) if !port.is_plugged_in() => self.lose_port("it was unplugged"),
             PortState::Here(_) => self.exchange_pages(now),
             PortState::Away(retry) if retry.is_due(now) => self.look_for_port(now),
             PortState::Away(_) => {}
+        }
+    }
+
+    /// Says that nothing is captured while tracing is off, and that it is again. The program stays attached.
+    fn note_tracing(&mut self, is_off: bool) {
+        if is_off == self.is_tracing_off {
+            return;
+        }
+        self.is_tracing_off = is_off;
+        match is_off {
+            true => log(&format!("warning: nothing is captured: {}", process::TRACING_OFF)),
+            false => log("the tracing of kernel functions is on again, and pages are captured"),
         }
     }
 

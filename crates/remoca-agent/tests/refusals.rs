@@ -94,6 +94,17 @@ fn agent_refuses_to_start_with_a_reason_and_an_exit_code() {
         "sysctl -q kernel.kptr_restrict=2; remoca-agent; code=$?; sysctl -q kernel.kptr_restrict=0; exit $code";
     expect_refusal(&mut guest, hidden, 4, "kernel.kptr_restrict");
 
+    // Where tracing is switched off, the kernel lets the program attach and does not call it. The agent stays, and says so.
+    guest.run("sysctl -q kernel.ftrace_enabled=0", LIMIT).unwrap();
+    let check = "remoca-agent check --port /dev/vdf >&2";
+    expect_refusal(&mut guest, check, 1, "`sysctl kernel.ftrace_enabled=1` switches it on");
+    start_agent(&mut guest, "remoca-agent --port /dev/vdf");
+    let until = |text: &str| format!("until grep -q '{text}' /run/agent.log; do sleep 0.05; done");
+    guest.run(&until("warning: nothing is captured: the tracing of kernel functions is switched off"), LIMIT).unwrap();
+    guest.run("sysctl -q kernel.ftrace_enabled=1", LIMIT).unwrap();
+    guest.run(&until("is on again, and pages are captured"), LIMIT).unwrap();
+    assert_eq!(stop_agent(&mut guest).0, "0");
+
     // Last, because it cannot be undone.
     guest.run("mount -t securityfs securityfs /sys/kernel/security", LIMIT).unwrap();
     guest.run("echo confidentiality > /sys/kernel/security/lockdown", LIMIT).unwrap();
