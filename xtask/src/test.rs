@@ -17,11 +17,8 @@ const SYSTEMS: [&str; 3] = ["debian12", "debian13", "debian12-systemd"];
 const LINTED_WITH: &str = "rustc 1.95.";
 /// Reason with which tests are ignored that only `cargo xtask test-long` runs.
 const LONG: &str = "long: cargo xtask test-long";
-/// Feature with which the tests are built. Their build then makes the program that can leave out safety rules as well, and nothing has to be
-/// built for it once more.
-const ABLATION: &str = "remoca-cli/ablation";
-/// Variable that names this program to the tests. Where it is not set they build it themselves.
-const ABLATION_PROGRAM: &str = "REMOCA_ABLATION";
+/// Programs that the tests need, built beforehand: a build during the tests would slow them down.
+const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
 
 /// Checks formatting, the structure of the sources, and lints.
 ///
@@ -47,21 +44,25 @@ pub fn lint(_: Vec<OsString>) -> Result<(), String> {
 pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let started = Instant::now();
     lint(arguments)?;
-    let Built { tests: programs, lab, ablation } = build_tests()?;
+    let (programs, lab) = build_tests()?;
     // These are mostly downloads, so they run in parallel with the next steps.
     let images = std::thread::spawn(move || build_for_guests(&lab));
-    build_remoca()?;
+    for options in PROGRAMS {
+        let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
+        build.args(options).current_dir(project());
+        Step::new(&format!("building {}", options[1]), build).run()?;
+    }
     let (guests, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.boots_guests());
     // More threads than processors, for processes, servers and timers.
     let threads = std::thread::available_parallelism().map_or(2, usize::from) * 3;
     for program in others {
-        program.run(threads, &[], &ablation)?;
+        program.run(threads, &[])?;
     }
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
     let _ = images.join();
     for program in guests {
         // One at a time, so that each guest has the machine to itself.
-        program.run(1, &[], &ablation)?;
+        program.run(1, &[])?;
     }
     println!("all tests passed in {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
     Ok(())
@@ -74,8 +75,12 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
 /// The names of the steps that failed.
 pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
     let started = Instant::now();
-    let Built { tests: programs, lab, ablation } = build_tests()?;
-    build_remoca()?;
+    let (programs, lab) = build_tests()?;
+    for options in PROGRAMS {
+        let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
+        build.args(options).current_dir(project());
+        Step::new(&format!("building {}", options[1]), build).run()?;
+    }
     build_for_guests(&lab);
     let long = long_functions()?;
     let wanted: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
@@ -85,7 +90,7 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
         for test in program.long_tests(&long)? {
             if wanted.is_empty() || wanted.iter().any(|part| test.contains(part)) {
                 let began = Instant::now();
-                let result = program.run(1, &["--ignored", "--nocapture", "--exact", &test], &ablation);
+                let result = program.run(1, &["--ignored", "--nocapture", "--exact", &test]);
                 let (seconds, word) = (began.elapsed().as_secs(), if result.is_ok() { "passed" } else { "failed" });
                 table += &format!("| {} | `{test}` | {seconds} | {word} |\n", program.package());
                 failed.extend(result.err());
@@ -113,39 +118,21 @@ fn long_functions() -> Result<Vec<String>, String> {
     Ok(after_marks.filter_map(name).collect())
 }
 
-/// Builds the `remoca` program as users have it, beforehand: a build during the tests would slow them down.
-fn build_remoca() -> Result<(), String> {
-    let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli", "--bin", "remoca"]);
-    build.current_dir(project());
-    Step::new("building remoca", build).run()
-}
-
-/// What the build of the tests makes.
-struct Built {
-    tests: Vec<TestProgram>,
-    /// Path of the laboratory's program.
-    lab: PathBuf,
-    /// Path of the program that can leave out safety rules.
-    ablation: PathBuf,
-}
-
 /// Builds the tests of all crates at once. Crate by crate, shared parts would be built once for each set of features.
-fn build_tests() -> Result<Built, String> {
+/// Returns the tests and the path of the laboratory's program.
+fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     println!("== building the tests");
     let started = Instant::now();
     let format = "--message-format=json-render-diagnostics";
-    let mut build = cargo(["test", "--workspace", "--no-run", "--features", ABLATION, format]);
+    let mut build = cargo(["test", "--workspace", "--no-run", format]);
     build.current_dir(project());
     let said = output(build)?;
     let messages: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     println!("== building the tests: {:.0} s", started.elapsed().as_secs_f64());
-    let program = |name: &str| {
-        let is_it = |message: &&Value| message["target"]["name"] == name && message["profile"]["test"] == false;
-        let path = messages.iter().filter(is_it).find_map(|message| message["executable"].as_str());
-        path.map(PathBuf::from).ok_or(format!("cargo has not built {name} with the tests"))
-    };
-    let (lab, ablation) = (program("remoca-lab")?, program("remoca-ablation")?);
-    Ok(Built { tests: messages.iter().filter_map(TestProgram::of_message).collect(), lab, ablation })
+    let is_lab = |message: &&Value| message["target"]["name"] == "remoca-lab" && message["profile"]["test"] == false;
+    let lab = messages.iter().filter(is_lab).find_map(|message| message["executable"].as_str());
+    let lab = lab.ok_or("cargo has not built the laboratory's program")?.into();
+    Ok((messages.iter().filter_map(TestProgram::of_message).collect(), lab))
 }
 
 /// Builds the images and programs for the guests of the tests, if they are missing.
@@ -199,10 +186,9 @@ impl TestProgram {
         Ok(ignored.filter(is_long).map(str::to_owned).collect())
     }
 
-    /// Runs its tests on `threads` threads, with more arguments for the test program. `ablation` is the program that can leave out safety rules.
-    fn run(&self, threads: usize, arguments: &[&str], ablation: &Path) -> Result<(), String> {
+    /// Runs its tests on `threads` threads, with more arguments for the test program.
+    fn run(&self, threads: usize, arguments: &[&str]) -> Result<(), String> {
         let mut command = Command::new(&self.path);
-        command.env(ABLATION_PROGRAM, ablation);
         command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("RUST_TEST_THREADS", threads.to_string());
         if std::env::var_os("TMPDIR").is_none() && Path::new("/var/tmp").is_dir() {

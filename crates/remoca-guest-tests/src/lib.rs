@@ -47,11 +47,8 @@ pub fn remoca_release() -> Result<PathBuf> {
     built(&["--release"], "release/remoca")
 }
 
-/// Returns the path of the `remoca` program that can leave out safety rules. Builds it if it is not named to the tests.
+/// Builds the `remoca` program that can leave out safety rules.
 pub fn remoca_ablation() -> Result<PathBuf> {
-    if let Some(program) = std::env::var_os("REMOCA_ABLATION") {
-        return Ok(program.into());
-    }
     built(&["--features", "ablation", "--bin", "remoca-ablation"], "debug/remoca-ablation")
 }
 

@@ -1,6 +1,6 @@
 //! What the two checks are for: without one of them, the lies that the other tests survive reach the guest.
 //!
-//! The program is built with the feature `ablation`, by `make test` together with the tests.
+//! The program is built once more with the feature `ablation`, in a target directory of its own.
 
 use super::support::fake_server::{FakeServer, Lie, is_trusted};
 use super::support::machine::{Evictions, Machine, Setup};
@@ -10,13 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Returns the program that can leave out a rule. Builds it if it is not named to the tests.
+/// Builds and returns the program that can leave out a rule.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
-        if let Some(program) = std::env::var_os("REMOCA_ABLATION") {
-            return program.into();
-        }
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let built = Command::new(cargo)

@@ -131,9 +131,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let block = found.and_then(|found| self.index.block_of(found));
         self.note_evicted_block(block);
         self.policy.fit(self.index.total_capacity());
-        // The insertion policy is for pages of known blocks outside swap areas.
-        let may_be_inserted = |engine: &Self| block.is_some_and(|block| !engine.disks.is_swap(block));
-        if self.policy.samples(content) && may_be_inserted(self) {
+        if self.policy.samples(content) && self.may_be_inserted(block) {
             self.policy.note_eviction(content);
         }
         let tiers = self.tiers_that_admit();
@@ -149,7 +147,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         if self.policy.in_force() == Insertion::Bimodal
             && self.are_full(tiers)
-            && may_be_inserted(self)
+            && self.may_be_inserted(block)
             && !self.index.is_cached(found)
             && !self.policy.inserts()
         {
@@ -178,6 +176,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns whether a page that one of these pools admits takes the place of another one.
     fn are_full(&self, tiers: Tiers) -> bool {
         tiers.pools().all(|pool| self.index.pool_slot_counts(pool).free == 0)
+    }
+
+    /// Returns whether the insertion policy is for an evicted page: one of a known block outside swap areas.
+    fn may_be_inserted(&self, block: Option<BlockId>) -> bool {
+        block.is_some_and(|block| !self.disks.is_swap(block))
     }
 
     /// Sets whether the insertion policy adapts to the reads, as it does by default. Otherwise it is LRU.
