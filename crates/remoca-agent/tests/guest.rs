@@ -7,10 +7,10 @@ mod support;
 use std::time::{Duration, Instant};
 
 use remoca_lab::figures::{self, Figure, Spread};
-use remoca_lab::{Guest, Image, Lab, Recipe};
-use support::blocks::BlockSet;
-use support::port::TestPort;
-use support::{LIMIT, data_disk, empty_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
+use remoca_lab::{Guest, GuestConfig, Image, Lab, Recipe};
+use support::blocks::{BlockSet, first_word};
+use support::port::{Statistics, TestPort};
+use support::{DATA_MIB, LIMIT, data_disk, empty_disk, guest, read_data, snapshot, start_agent, stop_agent, vmstat};
 
 /// Waits for an event that occurs by itself, such as the agent's next statistics.
 fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
@@ -176,6 +176,10 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     port.state().failing = true;
     read_data(&mut guest);
     wait_until("a failed request", || port.state().failed_request_count > 0);
+    let seen = guest.run("grep -c 'the port is gone' /run/agent.log", LIMIT).unwrap();
+    assert_eq!(seen, "1");
+    // While there is no port, no page is copied.
+    read_data(&mut guest);
     port.state().failing = false;
     let received = port.state().received;
     guest.run("until tail -n 1 /run/agent.log | grep -q 'sending evicted'; do sleep 0.1; done", LIMIT).unwrap();
@@ -190,22 +194,26 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert!(said.contains("the VM process was started anew"), "{said}");
     assert!(said.contains("the port is gone"), "{said}");
     assert!(state.received > received + 50_000, "pages come again after the failure");
+    let Statistics { captured, written, lost, .. } = state.statistics;
+    assert!(captured - written < 5000 && lost > 50_000, "{captured} captured, {written} written, {lost} lost");
     assert!(state.request_page_count_max <= 16, "a request of {} pages", state.request_page_count_max);
     assert!(state.faults.is_empty(), "{:?}", state.faults);
 }
 
-/// Tests that the agent sends one class of pages if it is advised to: about as few as it should, and the same ones at each reading.
+/// Tests that the agent sends one class of pages if it is advised to: about as few as it should, and the same ones at each reading. Each page of
+/// a large folio is judged by itself.
 #[test]
 fn one_class_of_pages_is_the_same_at_each_reading() {
     let lab = Lab::open().unwrap();
-    let data = data_disk(&lab);
+    let (data, empty) = (data_disk(&lab), empty_disk());
     let port = TestPort::start(BlockSet::default());
     port.state().classes = 64;
-    let mut config = guest(&lab, "agent-classes").disk(snapshot("data", &data));
+    let disks = [snapshot("data", &data), snapshot("empty", empty.path())];
+    let mut config = disks.into_iter().fold(guest(&lab, "agent-classes"), GuestConfig::disk);
     config.qemu_args = port.qemu_args();
     let mut guest = config.boot(&lab).unwrap();
+    guest.run(MOUNT_XFS, LIMIT).unwrap();
     start_agent(&mut guest, "remoca-agent");
-    guest.run(MOUNT_EXT4, LIMIT).unwrap();
     read_data(&mut guest);
     wait_until("the agent's answer", || port.state().statistics.classes == 64);
     let mut reading = || {
@@ -224,6 +232,10 @@ fn one_class_of_pages_is_the_same_at_each_reading() {
     let common = first.intersection(&second).count();
     println!("{} pages, {}, and {common} of these in common", first.len(), second.len());
     assert!(common * 2 > first.len(), "another reading takes other pages");
+    let is_sent = |number: usize| first.contains(&first_word(number));
+    let pairs = (0..DATA_MIB * 256).filter(|number| is_sent(*number) && is_sent(number + 1)).count();
+    println!("{pairs} of them are before one that is in the class too");
+    assert!(pairs * 8 < first.len(), "whole folios are in the class");
 
     port.state().classes = 0;
     wait_until("the agent's answer", || {

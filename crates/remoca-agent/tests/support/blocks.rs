@@ -9,18 +9,26 @@ use std::path::Path;
 pub const BLOCK_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Fills the file with `mib` MiB of a sequence that does not repeat (splitmix64).
+/// Returns word `number` of a sequence that does not repeat (splitmix64).
+fn distinct_word(number: u64) -> u64 {
+    let mut word = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+/// Fills the file with `mib` MiB of blocks that all differ.
 pub fn write_distinct(path: &Path, mib: usize) {
     let mut file = BufWriter::with_capacity(CHUNK_BYTES, File::create(path).unwrap());
-    let mut state = 0u64;
-    for _ in 0..mib * CHUNK_BYTES / 8 {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        file.write_all(&(word ^ (word >> 31)).to_le_bytes()).unwrap();
+    for number in 0..(mib * CHUNK_BYTES / 8) as u64 {
+        file.write_all(&distinct_word(number).to_le_bytes()).unwrap();
     }
     file.flush().unwrap();
+}
+
+/// Returns the first word of block `number` of such a file.
+pub fn first_word(number: usize) -> u64 {
+    distinct_word((number * BLOCK_BYTES / 8) as u64)
 }
 
 /// Returns a hash that suffices to distinguish the blocks of a test.
