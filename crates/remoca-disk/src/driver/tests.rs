@@ -2,6 +2,7 @@
 
 use super::requests::{Group, Origin};
 use super::servers::Hearing;
+use super::sizes::Sizes;
 use super::*;
 use crate::clock::SystemClock;
 use remoca_core::engine::{
@@ -347,4 +348,17 @@ fn nothing_reads_a_clock_of_its_own() {
             }
         }
     }
+}
+
+/// While another process is concerned with the disks, nothing is asked of them, and the looks go on later.
+#[test]
+fn sizes_are_not_measured_while_the_disks_are_on_their_way() {
+    let (mut disks, now) = ([disk(&Submitted::default())], Instant::now());
+    let mut sizes = Sizes::new(&disks, now);
+    sizes.run_timers(false, &mut disks, now);
+    let next = sizes.next_deadline().expect("they are looked at later");
+    assert!(next > now);
+    // This store cannot tell its size again.
+    sizes.run_timers(true, &mut disks, next);
+    assert_eq!(sizes.next_deadline(), None);
 }
