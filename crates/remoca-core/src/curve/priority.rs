@@ -29,17 +29,6 @@ const FAR_BITS: u32 = 4;
 /// Mark of a place for a group that is empty. No group has this number.
 const EMPTY: u64 = u64::MAX;
 
-/// Each byte with its bits in reverse order: quicker than to reverse them.
-const REVERSED: [u8; 256] = {
-    let mut reversed = [0; 256];
-    let mut byte = 0_u8;
-    while byte < u8::MAX {
-        byte += 1;
-        reversed[byte as usize] = byte.reverse_bits();
-    }
-    reversed
-};
-
 /// Function that gives blocks their priority, with one secret key.
 #[derive(Clone)]
 pub(super) struct Priorities {
@@ -81,7 +70,7 @@ impl Priorities {
         let near = self.drawn_near(name >> 8);
         let [top, ..] = (name ^ near).to_le_bytes();
         // Most blocks end here.
-        if u64::from(REVERSED[usize::from(top)]) > threshold >> (8 * (BYTES - 1)) {
+        if u64::from(top.reverse_bits()) > threshold >> (8 * (BYTES - 1)) {
             return None;
         }
         let drawn = self.drawn_far(name >> 16) | near;
