@@ -11,6 +11,8 @@ use remoca_protocol::trace::{
     FRAME_HEADER_BYTES, FrameEncoder, FrameHeader, HEAD_BYTES, NotATrace, TraceRecord, check_head, head,
 };
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -237,6 +239,7 @@ fn open_first(path: &Path) -> io::Result<File> {
         return Ok(file);
     }
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
+    lock(&file, path)?;
     let length = file.metadata()?.len();
     let whole = whole_bytes(&file, length).map_err(|why| {
         let text = format!(
@@ -289,13 +292,30 @@ fn whole_bytes(file: &File, length: u64) -> io::Result<u64> {
     Ok(whole)
 }
 
+/// Makes this process the only one that records into `file`: the frames of two VMs would be one trace. The kernel takes the lock back
+/// when the file is closed.
+fn lock(file: &File, path: &Path) -> io::Result<()> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => {
+            let text = format!("another process records into {}: name a file for each VM", path.display());
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, text))
+        }
+        // A file system without locks is taken as it is.
+        _ => Ok(()),
+    }
+}
+
 /// Opens a file to which a previous program of this process wrote a trace.
 fn open_again(path: &Path) -> io::Result<File> {
     let is_file = std::fs::metadata(path).map_or(true, |file| file.is_file());
     let mut file = File::options().create(true).read(is_file).append(true).open(path)?;
-    if is_file && file.metadata()?.len() == 0 {
+    if !is_file {
+        return Ok(file);
+    }
+    lock(&file, path)?;
+    if file.metadata()?.len() == 0 {
         file.write_all(&head())?;
-    } else if is_file {
+    } else {
         let mut first = [0; HEAD_BYTES];
         file.read_exact(&mut first)?;
         check_head(&first).map_err(io::Error::other)?;
@@ -408,6 +428,18 @@ mod tests {
         }
         let trace = parse_trace(&std::fs::read(file.path()).unwrap()).unwrap();
         assert_eq!(trace.records, (1..4).map(record).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn two_processes_do_not_record_into_one_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut first = TraceWriter::create(file.path()).unwrap();
+        let Err(error) = TraceWriter::create(file.path()) else { panic!("a second one records there") };
+        assert!(error.to_string().starts_with("another process records into "), "{error}");
+        let again = TraceWriter::append(file.path()).unwrap();
+        assert!(again.outcome.recv().unwrap().is_err(), "nor does the next program of another process");
+        first.end();
+        TraceWriter::create(file.path()).unwrap().end();
     }
 
     #[test]
