@@ -137,13 +137,14 @@ impl EvictionPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::{Clock, SystemClock};
     use remoca_frontend::nbd::{ExportGeometry, NbdExport};
 
     #[test]
     fn an_agent_whose_guest_has_gone_was_not_heard_since() {
         let frontend = Frontend::Nbd(NbdExport::new(ExportGeometry::of_disk(1 << 20)).unwrap());
         let mut port = EvictionPort::new(Some(Port { socket: String::new(), frontend, cookie: 1 }));
-        port.heard_at = Some(Instant::now());
+        port.heard_at = Some(SystemClock.now());
         port.handle_events();
         assert_eq!(port.heard_at(), None, "nobody is connected");
     }
