@@ -251,9 +251,14 @@ fn expect_two_chances<O>(obstruct: impl FnOnce(&Machine) -> O) {
         machine.respawn();
         wait_until("it cannot start", || !machine.program.is_running());
         assert_eq!(manager.names().is_empty(), failed_starts == 2, "after {failed_starts}: {}", machine.program.log());
-        assert_eq!(machine.disks[0].guest.is_connected(), failed_starts == 1, "{}", machine.program.log());
+        if failed_starts == 1 {
+            assert!(machine.disks[0].guest.is_connected(), "{}", machine.program.log());
+        }
     }
+    // Programs that other tests are just starting may have copies of it, and of what the obstacle opened, for a moment.
+    wait_until("the front end is disconnected", || !machine.disks[0].guest.is_connected());
     drop(obstacle);
+    let _ = std::fs::remove_file(machine.control());
     machine.disks[0].guest.disconnect();
     machine.port.disconnect();
     machine.restart();
