@@ -61,8 +61,11 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
     let _ = images.join();
     for program in guests {
-        // One at a time, so that each guest has the machine to itself.
-        program.run(1, &[])?;
+        // One at a time, so that each guest has the machine to itself; with a step for each, so that its time is seen.
+        let ignored = program.tests(&["--ignored"])?;
+        for test in program.tests(&[])?.into_iter().filter(|test| !ignored.contains(test)) {
+            program.run(1, &["--exact", &test])?;
+        }
     }
     println!("all tests passed in {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
     Ok(())
@@ -178,12 +181,16 @@ impl TestProgram {
 
     /// Returns the names of its tests that are in `long`, names of functions.
     fn long_tests(&self, long: &[String]) -> Result<Vec<String>, String> {
+        let mut ignored = self.tests(&["--ignored"])?;
+        ignored.retain(|test| long.iter().any(|name| test.rsplit("::").next() == Some(name)));
+        Ok(ignored)
+    }
+
+    /// Returns the names of all its tests, or those that `arguments` of the test program select.
+    fn tests(&self, arguments: &[&str]) -> Result<Vec<String>, String> {
         let mut list = Command::new(&self.path);
-        list.args(["--list", "--ignored", "--format=terse"]).current_dir(&self.folder);
-        let listed = output(list)?;
-        let ignored = listed.lines().filter_map(|line| line.strip_suffix(": test"));
-        let is_long = |test: &&str| long.iter().any(|name| test.rsplit("::").next() == Some(name));
-        Ok(ignored.filter(is_long).map(str::to_owned).collect())
+        list.args(["--list", "--format=terse"]).args(arguments).current_dir(&self.folder);
+        Ok(output(list)?.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 
     /// Runs its tests on `threads` threads, with more arguments for the test program.
