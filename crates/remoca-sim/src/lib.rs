@@ -146,6 +146,7 @@ tally! {
     refusals,
     messages_lost,
     index_growths,
+    index_shrinks,
     /// Number of times that there was no memory for a larger index.
     index_refusals,
     store_crashes,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const SEEDS: u64 = 3_000;
 
 /// Counters that a healthy simulation moves; each must reach the given number. An event that never happens is never tested.
-const HAPPENS: [(&str, u64); 57] = [
+const HAPPENS: [(&str, u64); 58] = [
     ("hit_blocks", 10_000),
     ("zero_blocks", 10_000),
     ("covered_blocks", 10_000),
@@ -51,6 +51,7 @@ const HAPPENS: [(&str, u64); 57] = [
     ("refusals", 500),
     ("moves", 200),
     ("index_growths", 500),
+    ("index_shrinks", 500),
     ("index_refusals", 100),
     ("store_crashes", 200),
     ("kills", 1_000),

@@ -466,6 +466,35 @@ fn the_index_grows_while_it_runs_and_is_warm_after_that() {
 }
 
 #[test]
+fn the_index_becomes_smaller_with_the_cache_and_is_warm_after_that() {
+    let (server, mut machine) = machine(Setup { seed: 94, cache: "2M", ..Setup::default() });
+    let bytes = |machine: &Machine| machine.state().metadata().unwrap().len();
+    let before = bytes(&machine);
+    machine.set("\"cache_bytes\":268435456");
+    machine.run_until_hits(200);
+    let large = bytes(&machine);
+    assert!(large > before + (2 << 20), "{before} bytes, then {large}");
+    machine.set("\"cache_bytes\":2097152");
+    // Pages are given up, and then it moves, beside requests.
+    wait_until("the index is as small as before", || {
+        machine.run(1);
+        bytes(&machine) < before + (64 << 10)
+    });
+    machine.run_until_hits(200);
+    wait_until_sent(&machine, &server);
+    machine.settle();
+    let used = machine.status().cache.used_bytes;
+    machine.program.kill();
+    machine.restart();
+    machine.pages_sent = 0;
+    expect_warm(&machine, used);
+    machine.set("\"cache_bytes\":8388608");
+    machine.run_until_hits(200);
+    expect_right(&mut machine);
+    machine.finish();
+}
+
+#[test]
 fn what_was_set_holds_until_the_options_change() {
     let (_server, mut machine) = machine(Setup { seed: 91, ..Setup::default() });
     let second = folder();

@@ -381,11 +381,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Some(now.resized(PageCount(slots), PageCount(guest_memory.0.max(resident))))
     }
 
-    /// Returns the layout to move to if the index of a guest of `guest_memory` pages needs less than seven eighths of
-    /// the current memory. Otherwise returns `None`.
-    pub fn spare_layout(&self, guest_memory: PageCount) -> Option<Layout> {
+    /// Returns the layout to move to if the index for a cache of `cache` pages, in all tiers, and a guest of `guest_memory` pages needs
+    /// less than seven eighths of the current memory. Otherwise returns `None`. There are slots for half as much again as
+    /// the cache, so that it can become somewhat larger without a move, and as many as before while pools change their
+    /// sizes.
+    pub fn spare_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
-        let layout = now.resized(now.slot_limit(), guest_memory);
+        let slots = if self.index.is_settling() {
+            now.slot_limit()
+        } else {
+            let roomy = PageCount(cache.0.saturating_add(cache.0 / 2).next_power_of_two());
+            roomy.max(self.index.least_slots()).min(now.slot_limit())
+        };
+        let layout = now.resized(slots, guest_memory);
         (layout.words() < now.words() - now.words() / 8).then_some(layout)
     }
 

@@ -9,6 +9,8 @@
 
 use super::layout::{Layout, NONE, Words, of_pool, pool_word};
 use crate::units::{POOLS_MAX, PoolIndex};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::ops::Range;
 
 const ORDINAL_BITS: u32 = 28;
@@ -98,38 +100,62 @@ impl Chunks {
     }
 }
 
-/// Chunks that no pool has.
+/// Chunks that no pool has. The first one is given first, so that a smaller region has room for those that pools have.
 #[derive(Debug)]
 pub(super) struct FreeChunks {
-    /// Those that a pool has given back, the next one to be given last.
-    given_back: Vec<u32>,
-    /// Those that no pool has had, which are given after the others.
+    /// Those that a pool has given back.
+    given_back: BinaryHeap<Reverse<u32>>,
+    /// Those that no pool has had, all after the others.
     unused: Range<u32>,
+    /// The first one that is not given, because the region that the index moves to does not have it.
+    end: u32,
 }
 
 impl FreeChunks {
     /// Returns free chunks that no pool has had.
     pub(super) fn new(unused: Range<u32>) -> Self {
-        Self { given_back: Vec::new(), unused }
+        Self { given_back: BinaryHeap::new(), unused, end: u32::MAX }
     }
 
-    /// Returns whether no chunk is free.
+    /// Returns the next chunk to be given.
+    fn first(&self) -> Option<u32> {
+        let given_back = self.given_back.peek().map(|Reverse(chunk)| *chunk);
+        given_back.or((!self.unused.is_empty()).then_some(self.unused.start)).filter(|chunk| *chunk < self.end)
+    }
+
+    /// Returns the number of chunks.
+    pub(super) fn count(&self) -> usize {
+        self.given_back.len() + self.unused.len()
+    }
+
+    /// Returns whether no chunk can be given.
     pub(super) fn are_none(&self) -> bool {
-        self.given_back.is_empty() && self.unused.is_empty()
+        self.first().is_none()
     }
 
-    /// Removes and returns the next chunk to be given, or returns `None` if no chunk is free.
+    /// Removes and returns the next chunk to be given, or returns `None` if none can be.
     pub(super) fn take(&mut self) -> Option<u32> {
-        self.given_back.pop().or_else(|| self.unused.next())
+        let first = self.first()?;
+        if self.given_back.pop().is_none() {
+            self.unused.next();
+        }
+        Some(first)
     }
 
-    /// Inserts a chunk, which is the next to be given.
+    /// Inserts a chunk.
     pub(super) fn put(&mut self, chunk: u32) {
-        self.given_back.push(chunk);
+        self.given_back.push(Reverse(chunk));
     }
 
-    /// Appends the chunks up to `count`, which a larger region has.
-    pub(super) fn extend_to(&mut self, count: u32) {
-        self.unused.end = count;
+    /// Gives no chunk from `end` on any more.
+    pub(super) fn keep_below(&mut self, end: u32) {
+        self.end = end;
+    }
+
+    /// Makes the free chunks those of a region with `count` chunks.
+    pub(super) fn fit_to(&mut self, count: u32) {
+        self.given_back.retain(|Reverse(chunk)| *chunk < count);
+        self.unused = self.unused.start.min(count)..count;
+        self.end = u32::MAX;
     }
 }

@@ -55,6 +55,22 @@ impl<M: Words> CacheIndex<M> {
         self.slots.is_resizing(pool)
     }
 
+    /// Returns whether [`Self::resize`] has work left, or pools have chunks of slots that they give back when the last pin of a slot
+    /// in them is gone.
+    pub fn is_settling(&self) -> bool {
+        PoolIndex::all().any(|pool| self.slots.is_settling(pool))
+    }
+
+    /// Returns the number of chunks of slots that no pool has.
+    pub fn free_chunks(&self) -> usize {
+        self.slots.free_chunks()
+    }
+
+    /// Returns the least number of slots of a layout that this index can move to.
+    pub fn least_slots(&self) -> PageCount {
+        self.layout.slots_with_chunks(self.slots.chunks_needed())
+    }
+
     /// Works towards the wanted capacity of a pool by processing at most `slots` slots. A shrink discards pages from the head
     /// of the queue until the others fit. Pages beyond the wanted capacity move to free slots below it, each with one call
     /// of `moves`.

@@ -155,7 +155,8 @@ impl Layout {
         Self { slots, chunk_bits, entries: table.saturating_add(resident.0.clamp(16, limit)), disks }
     }
 
-    /// Returns the layout of other sizes that an index of this layout can move to: slots keep their numbers.
+    /// Returns the layout of other sizes that an index of this layout can move to, if it has a chunk for each slot in use
+    /// ([`CacheIndex::least_slots`](super::CacheIndex::least_slots)): slots keep their numbers.
     #[must_use]
     pub fn resized(&self, slots: PageCount, resident: PageCount) -> Self {
         Self::chunked(slots, resident, self.disks, self.chunk_bits)
@@ -169,6 +170,11 @@ impl Layout {
     /// Returns the number of chunks.
     pub(super) fn chunks(&self) -> u32 {
         self.slots.div_ceil(1 << self.chunk_bits) + u32::from(POOLS_MAX)
+    }
+
+    /// Returns the least number of slots of a layout with so many chunks of this size.
+    pub(super) fn slots_with_chunks(&self, chunks: u32) -> PageCount {
+        PageCount((chunks.saturating_sub(u32::from(POOLS_MAX)) << self.chunk_bits).max(1))
     }
 
     /// Returns the binary logarithm of the number of slots in a chunk.

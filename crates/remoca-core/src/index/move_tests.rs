@@ -3,7 +3,7 @@
 use super::layout::LOG_ENTRIES;
 use super::tests::{POOL, ZERO, block, content, empty};
 use super::*;
-use crate::units::PoolSet;
+use crate::units::{POOLS_MAX, PoolSet};
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
 
@@ -241,6 +241,61 @@ fn all_slots_of_a_larger_region_can_be_used() {
         index.set_capacity(slots, |_| {});
         assert_eq!(index.capacity(POOL), slots);
     }
+}
+
+/// Of a cache that was large for a while, and of what other pools have got meanwhile.
+#[test]
+fn an_index_becomes_smaller_after_its_pools() {
+    const OTHER: PoolIndex = PoolIndex(1);
+    let layout = Layout::new(PageCount(400), PageCount(400), 2);
+    let mut index = empty(vec![0; layout.words()], layout);
+    let resize = |index: &mut CacheIndex<Vec<u32>>, pool, slots| {
+        index.aim(pool, PageCount(slots));
+        assert!(slots == 0 || index.is_settling());
+        index.resize(pool, u32::MAX, |_| {});
+    };
+    for (pool, slots) in [(POOL, 300), (OTHER, 20)] {
+        index.begin_pool(pool, Pool { server: u32::from(pool.0), generation: 1 }, 0);
+        resize(&mut index, pool, slots);
+    }
+    for number in 1..=320 {
+        index.learn(block(number.into()), content(number));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    }
+    let pinned = index.queue(POOL).map(|(slot, _)| slot).find(|slot| slot.0 == 299).unwrap();
+    assert!(index.pin(pinned));
+    resize(&mut index, POOL, 10);
+    assert!(index.is_settling(), "a page on the way keeps its chunk");
+    index.unpin(pinned);
+    assert!(!index.is_settling());
+    // The chunks of the other pool come after those of the first one.
+    assert_eq!(index.least_slots(), PageCount(320 - 4 * u32::from(POOLS_MAX)));
+    resize(&mut index, OTHER, 0);
+    resize(&mut index, OTHER, 20);
+    assert_eq!(index.least_slots(), PageCount(1), "the first free chunks are given first");
+    for number in 400..420 {
+        index.learn(block(number.into()), content(number));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    }
+    let smaller = layout.resized(PageCount(40), PageCount(400));
+    let pages: Vec<_> = index.pages().collect();
+    assert_eq!(pages.len(), 29, "the page on the way could not move");
+    index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
+    assert!(!index.move_entries(100));
+    // Meanwhile no pool gets a slot that the smaller region does not have.
+    resize(&mut index, OTHER, 400);
+    index.check_target();
+    let most = smaller.table_slots() - 12;
+    assert_eq!((index.capacity(OTHER), index.is_settling()), (PageCount(most), false));
+    assert!(index.finish_move().is_some());
+    assert_eq!(index.pages().collect::<Vec<_>>(), pages);
+    assert!(pages.iter().all(|(slot, content)| index.cached(*content) == Some(*slot)));
+    assert!(!index.is_settling(), "there are no more chunks");
+    let larger = layout.resized(PageCount(800), PageCount(400));
+    index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
+    assert!(index.finish_move().is_some());
+    index.resize(OTHER, u32::MAX, |_| {});
+    assert_eq!(index.capacity(OTHER), PageCount(400));
 }
 
 #[test]

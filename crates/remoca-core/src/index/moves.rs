@@ -15,16 +15,17 @@ use crate::units::BlockId;
 use std::hint::black_box;
 
 impl<M: Words> CacheIndex<M> {
-    /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress.
+    /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress. What is known
+    /// of blocks by slots that the target does not have, and that no pool has, is forgotten.
     ///
     /// # Panics
-    /// If the target has fewer slots, or other disk numbers.
+    /// If the target has less than [`Self::least_slots`], or other disk numbers.
     pub fn begin_move(&mut self, mut target: Self) {
         assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
-        assert!(self.slots.limit() <= target.slots.limit(), "an index moves with all its slots");
+        assert!(self.least_slots() <= target.layout.slot_limit(), "an index moves with all slots that pools have");
         assert_eq!(self.layout.chunk_bits(), target.layout.chunk_bits(), "an index moves with its chunks");
         target.keep_to(self.rules);
-        self.slots.begin_to_be_followed();
+        self.slots.begin_to_be_followed(&target.slots);
         self.target = Some(Box::new(Target { index: target, moved: 0 }));
     }
 
@@ -56,9 +57,8 @@ impl<M: Words> CacheIndex<M> {
 
     fn move_entry(&mut self, entry: u32) {
         let Some(mut target) = self.target.take() else { return };
-        let is_slot = !self.nodes.has(entry);
         let mut has_room = true;
-        if is_slot {
+        if !self.nodes.has(entry) {
             target.index.slots.follow_chunk(&mut target.index.words, entry, &self.slots, &self.words);
             has_room = self.move_slot(&mut target.index, entry);
         } else {
@@ -73,6 +73,10 @@ impl<M: Words> CacheIndex<M> {
 
     /// Gives a slot of the target what the same slot has here. Returns `false` if the target has no room for its content.
     fn move_slot(&self, target: &mut Self, slot: u32) -> bool {
+        if slot >= target.slots.limit() {
+            // No pool has it.
+            return true;
+        }
         // Of several nodes with this content, another one may stand for it there than here.
         let content = self.entries.content(&self.words, slot);
         if self.entries.is_live(&self.words, slot)
@@ -127,7 +131,7 @@ impl<M: Words> CacheIndex<M> {
     #[cold]
     fn follow_marks(&mut self) {
         while let Some(slot) = self.slots.take_changed() {
-            if let Some(target) = self.target.as_mut().filter(|target| slot < target.moved) {
+            if let Some(target) = self.target.as_mut().filter(|target| slot < target.moved.min(target.index.slots.limit())) {
                 target.index.slots.follow_marks(&mut target.index.words, slot, &self.slots, &self.words);
             }
         }
@@ -200,7 +204,8 @@ impl<M: Words> CacheIndex<M> {
     #[cfg(test)]
     pub(super) fn check_target(&mut self) {
         let Some(target) = &self.target else { return };
-        let (moved, target) = (target.moved.min(self.slots.limit()), &target.index);
+        let limit = self.slots.limit().min(target.index.slots.limit());
+        let (moved, target) = (target.moved.min(limit), &target.index);
         assert!(!self.slots.have_changed(), "an operation ends without the target");
         for slot in 0..moved {
             let known = self.entries.block(&self.words, slot);

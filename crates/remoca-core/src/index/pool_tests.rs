@@ -26,8 +26,8 @@ enum Step {
     DropSlotsOf(u8),
     /// The newest pages did not arrive at the server.
     LoseSends(u8, u64),
-    /// A move begins, goes on by some entries, or ends.
-    Move,
+    /// A move begins, to a region for about this many slots, goes on by some entries, or ends.
+    Move(u32),
     Piece(u32),
     EndMove,
     /// The process ends, in good order or not, and another one continues.
@@ -49,7 +49,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             1 => pool.clone().prop_map(Step::Drop),
             1 => pool.clone().prop_map(Step::DropSlotsOf),
             1 => (pool, 0..4_u64).prop_map(|(pool, sends)| Step::LoseSends(pool, sends)),
-            1 => Just(Step::Move),
+            1 => (0..SLOTS + 8).prop_map(Step::Move),
             4 => (1..40_u32).prop_map(Step::Piece),
             1 => Just(Step::EndMove),
             1 => any::<bool>().prop_map(Step::Restart),
@@ -219,9 +219,10 @@ impl World {
                 self.index.begin_pool(pool, identity, received);
                 self.lose(pool, received);
             }
-            Step::Move => {
-                let larger = self.index.layout().resized(PageCount(SLOTS + 8), PageCount(40));
-                self.index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
+            Step::Move(slots) => {
+                let slots = self.index.least_slots().max(PageCount(slots));
+                let layout = self.index.layout().resized(slots, PageCount(40));
+                self.index.begin_move(CacheIndex::new(vec![0; layout.words()], layout, 7, ZERO));
             }
             Step::Piece(entries) => drop(self.index.move_entries(entries)),
             Step::EndMove => drop(self.index.finish_move()),

@@ -114,9 +114,8 @@ fn touched(step: &Step, before: &Model, queues: [&[(SlotIndex, Fingerprint)]; 2]
 /// It is found only after the end, so that a kill during the move leaves the old one.
 fn move_on(index: &mut CacheIndex<Mortal>, (entries, ends, larger): (u32, bool, bool)) {
     if !index.is_moving() {
-        let to = index
-            .layout()
-            .resized(PageCount(8 + 4 * u32::from(larger)).max(index.layout().slot_limit()), PageCount(24));
+        let slots = PageCount(if larger { 12 } else { 1 }).max(index.least_slots());
+        let to = index.layout().resized(slots, PageCount(24));
         index.begin_move(CacheIndex::new(Mortal::new(vec![0; to.words()], u32::MAX), to, 7, ZERO));
     }
     index.move_entries(entries * 8);

@@ -55,6 +55,8 @@ pub(super) struct IndexSize {
     stage: Option<Stage>,
     /// The layout for which there was no memory, and what the system said.
     refused: Option<(Layout, String)>,
+    /// Number of chunks that no pool had when the size was last looked at. When there are others, the index may be too large.
+    free_chunks: usize,
     /// Commands that wait for a larger index, and the largest cache that they ask for.
     clients: Vec<ControlRequest>,
     awaited: PageCount,
@@ -128,6 +130,7 @@ impl IndexSize {
             wake_up: WakeUp::new()?,
             stage: None,
             refused: None,
+            free_chunks: 0,
             clients: Vec::new(),
             awaited: PageCount(0),
             told: false,
@@ -238,7 +241,8 @@ impl IndexSize {
         }
         // A front end that has just connected reports its memory in a moment.
         let is_known = guests.memory_bytes() > 0 || !guests.is_connected();
-        let layout = engine.spare_layout(memory).filter(|layout| is_known && !is_tried(layout));
+        let layout = engine.spare_layout(cache.max(self.tiers.sum()), memory);
+        let layout = layout.filter(|layout| is_known && !is_tried(layout));
         layout.map(|layout| (layout, false))
     }
 
@@ -250,6 +254,7 @@ impl IndexSize {
         if self.stage.is_some() || !is_idle {
             return;
         }
+        self.free_chunks = engine.index().free_chunks();
         let Some((layout, grows)) = self.wanted_layout(engine, guests) else { return };
         let (sender, region) = sync_channel(1);
         let (plan, wake_up) = (Plan::new(layout, grows, engine, warmth), self.wake_up.wake().clone());
@@ -262,6 +267,11 @@ impl IndexSize {
             Ok(()) => self.stage = Some(Stage::Making { layout, region }),
             Err(error) => self.refuse(layout, &error),
         }
+    }
+
+    /// Returns whether pools have changed their sizes since [`Self::fit`], and the index may be too large now.
+    pub(super) fn has_settled(&self, engine: &Engine) -> bool {
+        engine.index().free_chunks() != self.free_chunks && !engine.index().is_settling()
     }
 
     /// Makes a region for a cache of `cache` pages. This blocks, but no guest is served yet. Returns `None` if the

@@ -364,6 +364,10 @@ impl Driver {
         if self.is_moving_index() && self.vm.move_index() {
             self.go_on_with_size();
         }
+        // Without a guest nobody knows how much memory the next one has.
+        if self.vm.size.has_settled(&self.vm.engine) && self.vm.guests.is_connected() {
+            self.vm.fit_index(self.migration.is_idle());
+        }
     }
 
     /// Returns whether a piece of the index is to be moved in this turn.

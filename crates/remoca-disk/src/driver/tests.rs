@@ -329,6 +329,31 @@ fn the_index_grows_beside_the_requests() {
     assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
 }
 
+/// A cache that was large for a while does not keep its index for ever.
+#[test]
+fn the_index_becomes_smaller_when_the_cache_has() {
+    let submitted = [Submitted::default(), Submitted::default()];
+    let mut driver = driver(8, &submitted);
+    let wait = |driver: &mut Driver| {
+        let woken = [rustix::event::PollFd::from_borrowed_fd(driver.vm.size.wake_fd(), rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut { woken }, None).unwrap();
+        driver.handle(Source::Index, false);
+        while driver.is_moving_index() {
+            driver.take_leftovers();
+        }
+    };
+    let slots = |driver: &Driver| driver.vm.engine.index().layout().slot_limit();
+    // No command has come of it.
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(true);
+    wait(&mut driver);
+    assert_eq!(slots(&driver), PageCount(1 << 16));
+    assert!(driver.vm.size.is_busy(), "a smaller one is being made");
+    wait(&mut driver);
+    assert_eq!(slots(&driver), PageCount(16), "half as much again as 8, rounded up");
+    assert!(!driver.vm.size.is_busy());
+}
+
 /// Whoever drives the driver says what time it is. The poller alone waits for the host's clock.
 #[test]
 fn nothing_reads_a_clock_of_its_own() {

@@ -30,6 +30,7 @@ use local::LocalEvent;
 use moving::Move;
 use region::Region;
 use remoca_core::engine::{Leaving, PoolOffer, RequestId, ServerNumber};
+use remoca_core::index::Layout;
 use remoca_core::rules::Rules;
 use remoca_core::units::{Nanos, PageCount};
 use std::collections::{BTreeMap, VecDeque};
@@ -407,7 +408,8 @@ impl<'a> World<'a> {
         listed.map(|server| self.vm.server_number(server)).collect()
     }
 
-    /// Grows the index if the sizes need it, as a driver must do before a resize. Sometimes there is no memory for it.
+    /// Grows the index if the sizes need it, as a driver must do before a resize. Sometimes there is no memory for it. Otherwise lets it
+    /// become as small as it can be, whatever that saves.
     fn fit_index(&mut self, cache: PageCount) {
         if let Some(layout) = self.vm.engine.needs_layout(cache, PageCount(self.vm.resident)) {
             if self.plan.scenario.faults.memory && self.random.one_in(3) {
@@ -420,12 +422,27 @@ impl<'a> World<'a> {
             if !self.knows_all_blocks() {
                 self.vm.guest.forget_known();
             }
-            let (region, fuse) = Region::new(vec![0; layout.words()]);
-            let dead = self.vm.is_dead();
-            self.vm.engine.replace_index(layout, region);
-            if !dead {
-                self.vm.fuse = fuse;
-            }
+            self.move_index(layout);
+            return;
+        }
+        let index = self.vm.engine.index();
+        let now = index.layout();
+        let slots = cache.max(index.least_slots());
+        if slots < now.slot_limit() {
+            let layout = now.resized(slots, now.resident_limit());
+            self.note(None, || format!("a smaller index: {layout:?}"));
+            self.tally.index_shrinks += 1;
+            self.vm.guest.forget_known();
+            self.move_index(layout);
+        }
+    }
+
+    fn move_index(&mut self, layout: Layout) {
+        let (region, fuse) = Region::new(vec![0; layout.words()]);
+        let dead = self.vm.is_dead();
+        self.vm.engine.replace_index(layout, region);
+        if !dead {
+            self.vm.fuse = fuse;
         }
     }
 

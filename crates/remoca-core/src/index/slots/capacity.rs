@@ -108,6 +108,22 @@ impl Slots {
         it.is_losing() || it.capacity > wanted || it.capacity < wanted && self.has_room(pool)
     }
 
+    /// Returns whether a pool is changing its capacity, or still has to give back chunks beyond it.
+    pub(in crate::index) fn is_settling(&self, pool: PoolIndex) -> bool {
+        let it = self.pool(pool);
+        self.is_resizing(pool) || it.chunks.len() > it.capacity.div_ceil(self.chunks.slots()) as usize
+    }
+
+    /// Returns the number of chunks that no pool has.
+    pub(in crate::index) fn free_chunks(&self) -> usize {
+        self.free_chunks.count()
+    }
+
+    /// Returns the number of chunks up to the last one that a pool has.
+    pub(in crate::index) fn chunks_needed(&self) -> u32 {
+        self.pools.iter().flat_map(|pool| &pool.chunks).max().map_or(0, |last| last + 1)
+    }
+
     /// Returns whether a pool has, or could get, the chunk of the slot after its last one.
     fn has_room(&self, pool: PoolIndex) -> bool {
         let it = self.pool(pool);

@@ -180,11 +180,13 @@ impl Slots {
         self.known = 0;
     }
 
-    // A move to a larger region, where each slot keeps its number.
+    // A move to another region, where each slot keeps its number.
 
-    /// Starts to remember which slots [`Self::follow_marks`] must copy.
-    pub(in crate::index) fn begin_to_be_followed(&mut self) {
+    /// Starts to remember which slots [`Self::follow_marks`] must copy. Until the move ends, pools get only chunks that `target`
+    /// has.
+    pub(in crate::index) fn begin_to_be_followed(&mut self, target: &Self) {
         self.links.begin_to_follow();
+        self.free_chunks.keep_below(target.chunks.count());
     }
 
     /// Returns whether links or flags have changed that nobody has followed yet.
@@ -200,12 +202,15 @@ impl Slots {
 
     /// Makes the chunk of a slot belong to the pool that has it in the region of `old`.
     pub(in crate::index) fn follow_chunk<M: Words>(&self, words: &mut M, slot: u32, old: &Self, old_words: &M) {
-        self.chunks.copy(words, self.chunks.of(slot), old.chunks, old_words);
+        if slot < self.limit() {
+            self.chunks.copy(words, self.chunks.of(slot), old.chunks, old_words);
+        }
     }
 
     /// Makes all chunks belong to the pools that have them in the region of `old`, and as many pages valid as there.
     pub(in crate::index) fn follow_chunks<M: Words>(&self, words: &mut M, old: &Self, old_words: &M) {
-        (0..old.chunks.count()).for_each(|chunk| self.chunks.copy(words, chunk, old.chunks, old_words));
+        let both = old.chunks.count().min(self.chunks.count());
+        (0..both).for_each(|chunk| self.chunks.copy(words, chunk, old.chunks, old_words));
         Self::follow_capacities(words, old_words);
     }
 
@@ -257,7 +262,7 @@ impl Slots {
     pub(in crate::index) fn finish_from(&mut self, old: &mut Self) {
         self.pools = std::mem::take(&mut old.pools);
         self.free_chunks = std::mem::replace(&mut old.free_chunks, FreeChunks::new(0..0));
-        self.free_chunks.extend_to(self.chunks.count());
+        self.free_chunks.fit_to(self.chunks.count());
         self.pins = old.pins;
     }
 }
