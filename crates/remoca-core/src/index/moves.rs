@@ -131,7 +131,9 @@ impl<M: Words> CacheIndex<M> {
     #[cold]
     fn follow_marks(&mut self) {
         while let Some(slot) = self.slots.take_changed() {
-            if let Some(target) = self.target.as_mut().filter(|target| slot < target.moved.min(target.index.slots.limit())) {
+            if let Some(target) = &mut self.target
+                && slot < target.moved.min(target.index.slots.limit())
+            {
                 target.index.slots.follow_marks(&mut target.index.words, slot, &self.slots, &self.words);
             }
         }
