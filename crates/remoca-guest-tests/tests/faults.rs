@@ -149,6 +149,7 @@ fn a_guest_survives_whatever_happens_to_its_memory_server() -> Result<()> {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn two_disks_of_one_guest_one_of_them_with_small_writes_on_large_sectors() -> Result<()> {
     let lab = Lab::open()?;
     let mut host = Host::new(remoca()?, "512M")?;

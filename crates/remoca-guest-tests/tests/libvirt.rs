@@ -162,6 +162,7 @@ fn suspend_over_vhost_user(mut host: Host, image: &Path, libvirt: &Libvirt) -> R
 }
 
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn a_domain_over_nbd_is_suspended_and_upgraded() -> Result<()> {
     unless_qemu_aborts("web1", host, |host, image, libvirt| suspend_over_nbd(host, &image, libvirt))
 }

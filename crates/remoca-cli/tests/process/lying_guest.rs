@@ -21,7 +21,7 @@ fn machine(seed: u64) -> (Serve, Machine) {
 fn garbage_foreign_pages_and_old_versions() {
     let (_server, mut machine) = machine(31);
     machine.evictions = Evictions::LYING;
-    machine.run_until_hits(3000);
+    machine.run_until_hits(1000);
     assert!(machine.counter("evictions_unmatched") > machine.pages_sent / 4, "the lies were told");
     machine.finish();
 }

@@ -387,14 +387,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// sizes.
     pub fn spare_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
-        let slots = if self.index.is_settling() {
+        let slots = if self.are_sizes_changing() {
             now.slot_limit()
         } else {
-            let roomy = PageCount(cache.0.saturating_add(cache.0 / 2).next_power_of_two());
+            let roomy = PageCount(cache.0.saturating_add(cache.0 / 2).min(1 << 30).next_power_of_two());
             roomy.max(self.index.least_slots()).min(now.slot_limit())
         };
         let layout = now.resized(slots, guest_memory);
         (layout.words() < now.words() - now.words() / 8).then_some(layout)
+    }
+
+    /// Returns whether any pool is changing its size, or still has to give back chunks of slots.
+    pub fn are_sizes_changing(&self) -> bool {
+        self.pools.are_changing(&self.index)
     }
 
     /// Returns a maker of indexes that this engine can move to.

@@ -351,6 +351,11 @@ impl Pools {
         }
     }
 
+    /// Returns whether any pool, of the local tier as well, is changing its size, or still has to give back chunks of slots.
+    pub(super) fn are_changing<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> bool {
+        index.is_settling() || self.begun().iter().any(|pool| !pool.size.is_settled())
+    }
+
     /// Returns whether no SETSIZE is outstanding or planned to a server that has no local tier.
     pub(super) fn is_settled(&self) -> bool {
         self.begun().iter().all(|pool| pool.is_local() || pool.size.is_settled())

@@ -174,7 +174,8 @@ impl Layout {
 
     /// Returns the least number of slots of a layout with so many chunks of this size.
     pub(super) fn slots_with_chunks(&self, chunks: u32) -> PageCount {
-        PageCount((chunks.saturating_sub(u32::from(POOLS_MAX)) << self.chunk_bits).max(1))
+        let full = chunks.saturating_sub(u32::from(POOLS_MAX) + 1);
+        PageCount((full << self.chunk_bits) + 1)
     }
 
     /// Returns the binary logarithm of the number of slots in a chunk.

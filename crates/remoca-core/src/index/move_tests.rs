@@ -269,7 +269,11 @@ fn an_index_becomes_smaller_after_its_pools() {
     index.unpin(pinned);
     assert!(!index.is_settling());
     // The chunks of the other pool come after those of the first one.
-    assert_eq!(index.least_slots(), PageCount(320 - 4 * u32::from(POOLS_MAX)));
+    assert_eq!(
+        index.least_slots(),
+        PageCount(320 - 4 * u32::from(POOLS_MAX) - 3),
+        "one slot of the last chunk is enough"
+    );
     resize(&mut index, OTHER, 0);
     resize(&mut index, OTHER, 20);
     assert_eq!(index.least_slots(), PageCount(1), "the first free chunks are given first");
@@ -291,11 +295,31 @@ fn an_index_becomes_smaller_after_its_pools() {
     assert_eq!(index.pages().collect::<Vec<_>>(), pages);
     assert!(pages.iter().all(|(slot, content)| index.cached(*content) == Some(*slot)));
     assert!(!index.is_settling(), "there are no more chunks");
+    index.aim(OTHER, PageCount(20));
+    index.aim(OTHER, PageCount(400));
     let larger = layout.resized(PageCount(800), PageCount(400));
     index.begin_move(CacheIndex::new(vec![0; larger.words()], larger, 7, ZERO));
     assert!(index.finish_move().is_some());
     index.resize(OTHER, u32::MAX, |_| {});
     assert_eq!(index.capacity(OTHER), PageCount(400));
+}
+
+/// The number of slots need not fill the last chunk.
+#[test]
+fn an_index_of_which_all_chunks_are_used_can_move() {
+    for slots in [1, 9, 10, 12, 13] {
+        let layout = Layout::new(PageCount(slots), PageCount(40), 2);
+        let mut index = empty(vec![0; layout.words()], layout);
+        index.aim(POOL, PageCount(layout.table_slots()));
+        index.resize(POOL, u32::MAX, |_| {});
+        assert_eq!(index.free_chunks(), 0);
+        for resident in [64, 16] {
+            let other = layout.resized(PageCount(slots), PageCount(resident));
+            index.begin_move(CacheIndex::new(vec![0; other.words()], other, 7, ZERO));
+            assert!(index.finish_move().is_some());
+            assert_eq!(index.capacity(POOL), PageCount(layout.table_slots()));
+        }
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::slots::Slots;
 use super::table::BATCH;
 use super::{CacheIndex, Target, Words};
 use crate::fingerprint::Fingerprint;
-use crate::units::BlockId;
+use crate::units::{BlockId, PageCount};
 use std::hint::black_box;
 
 impl<M: Words> CacheIndex<M> {
@@ -35,6 +35,11 @@ impl<M: Words> CacheIndex<M> {
     pub fn move_entries(&mut self, entries: u32) -> bool {
         let Some(target) = &mut self.target else { return true };
         Slots::follow_capacities(&mut target.index.words, &self.words);
+        // No pool has the slots between them.
+        let (limit, own_limit) = (target.index.slots.limit(), self.slots.limit());
+        if (limit..own_limit).contains(&target.moved) {
+            target.moved = own_limit;
+        }
         let end = target.moved.saturating_add(entries).min(self.entries.limit());
         for entry in target.moved..end {
             if entry % BATCH == 0 {
@@ -97,6 +102,12 @@ impl<M: Words> CacheIndex<M> {
         if !referenced && let Some(entry) = target.entries.find(&target.words, block) {
             target.nodes.clear_reference(&mut target.words, entry);
         }
+    }
+
+    /// Returns the maximum number of slots, during a move that of the smaller region.
+    pub fn slot_limit(&self) -> PageCount {
+        let now = self.layout.slot_limit();
+        self.target.as_ref().map_or(now, |target| target.index.layout.slot_limit().min(now))
     }
 
     /// Returns whether a move is in progress.

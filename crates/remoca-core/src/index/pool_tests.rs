@@ -243,7 +243,12 @@ impl World {
             }
         }
         assert_eq!(used, self.index.slot_counts().used);
-        assert!(self.index.total_capacity().0 <= self.index.layout().table_slots());
+        let layout = self.index.layout();
+        assert!(self.index.total_capacity().0 <= layout.table_slots());
+        assert!(self.index.least_slots() <= layout.slot_limit(), "it can move to a region with as many slots");
+        let first_slots = (0..layout.chunks()).map(|chunk| SlotIndex(chunk << layout.chunk_bits()));
+        let owned = first_slots.filter(|slot| self.index.place_of(*slot).is_some()).count();
+        assert_eq!(owned + self.index.free_chunks(), layout.chunks() as usize, "no chunk is lost");
     }
 }
 

@@ -172,7 +172,7 @@ impl Driver {
         self.check_servers(sizes)?;
         let vm = &mut self.vm;
         let on = enabled.unwrap_or(vm.engine.status().enabled);
-        if on && sizes.sum() > vm.engine.index().layout().slot_limit() {
+        if on && sizes.sum() > vm.engine.index().slot_limit() {
             return Err(match self.migration.is_idle() {
                 true => format!("there is no memory for an index of that size{}", vm.size.refusal()),
                 false => HANDED_OVER.into(),
@@ -219,7 +219,7 @@ impl Driver {
         let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
         let size = sizes.sum();
         let on = enabled.unwrap_or(vm.engine.status().enabled);
-        if !on || vm.servers.link().is_none() || size <= vm.engine.index().layout().slot_limit() {
+        if !on || vm.servers.link().is_none() || size <= vm.engine.index().slot_limit() {
             return false;
         }
         vm.size.aim_at(size);

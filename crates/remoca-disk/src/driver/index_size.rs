@@ -239,11 +239,11 @@ impl IndexSize {
         {
             return Some((layout, true)).filter(|_| !is_tried(&layout));
         }
-        // A front end that has just connected reports its memory in a moment.
+        // A front end that has just connected reports its memory in a moment, and an NBD client never.
         let is_known = guests.memory_bytes() > 0 || !guests.is_connected();
+        let memory = if is_known { memory } else { engine.index().layout().resident_limit() };
         let layout = engine.spare_layout(cache.max(self.tiers.sum()), memory);
-        let layout = layout.filter(|layout| is_known && !is_tried(layout));
-        layout.map(|layout| (layout, false))
+        layout.filter(|layout| !is_tried(layout)).map(|layout| (layout, false))
     }
 
     /// Starts to give the index the size that it should have, unless that is in progress or `is_idle` is false.
@@ -271,7 +271,7 @@ impl IndexSize {
 
     /// Returns whether pools have changed their sizes since [`Self::fit`], and the index may be too large now.
     pub(super) fn has_settled(&self, engine: &Engine) -> bool {
-        engine.index().free_chunks() != self.free_chunks && !engine.index().is_settling()
+        engine.index().free_chunks() != self.free_chunks && !engine.are_sizes_changing()
     }
 
     /// Makes a region for a cache of `cache` pages. This blocks, but no guest is served yet. Returns `None` if the

@@ -365,7 +365,7 @@ impl Driver {
             self.go_on_with_size();
         }
         // Without a guest nobody knows how much memory the next one has.
-        if self.vm.size.has_settled(&self.vm.engine) && self.vm.guests.is_connected() {
+        if self.vm.size.has_settled(&self.vm.engine) && self.vm.guests.is_connected() && !self.is_draining() {
             self.vm.fit_index(self.migration.is_idle());
         }
     }

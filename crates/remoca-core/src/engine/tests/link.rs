@@ -404,6 +404,32 @@ fn a_larger_index_takes_everything_along() {
     assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 19, used: 1, draining: 0 });
 }
 
+/// The size of the index follows those of the pools, and not their single steps.
+#[test]
+fn an_index_is_too_large_once_servers_have_answered() {
+    let mut bench = Bench::connected();
+    let layout = bench.engine.needs_layout(PageCount(1 << 14), PageCount(64)).unwrap();
+    bench.engine.replace_index(layout, vec![0; layout.words()]);
+    let spare = |bench: &Bench, cache| {
+        bench.engine.spare_layout(PageCount(cache), PageCount(64)).map(|layout| layout.slot_limit().0)
+    };
+    assert_eq!((spare(&bench, 1 << 14), spare(&bench, 8)), (None, Some(16)));
+    assert_eq!(spare(&bench, u32::MAX), None);
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
+    assert_eq!(spare(&bench, 2), None, "a SETSIZE is on its way");
+    bench.grant();
+    assert_eq!(spare(&bench, 2), Some(4));
+    bench.wait(10_000 * MS);
+    bench.engine.resize(bench.now, PageCount(8000), PageCount(0));
+    bench.grant();
+    while bench.engine.are_sizes_changing() {
+        assert_eq!(spare(&bench, 2), None, "the pool grows");
+        bench.timer();
+    }
+    let least = spare(&bench, 2).unwrap();
+    assert!((7000..8000).contains(&least), "the pool has {least} slots and some chunks more");
+}
+
 #[test]
 fn a_larger_index_takes_over_requests_for_slots_that_were_cut_off() {
     let mut bench = Bench::connected();

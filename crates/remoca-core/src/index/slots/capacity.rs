@@ -81,9 +81,8 @@ impl Slots {
         self.free_chunks.put(chunk);
     }
 
-    /// Sets the capacity of a pool that [`Self::step`] works towards.
+    /// Sets the capacity of a pool that [`Self::step`] works towards, as far as there are chunks, also in a larger region later.
     pub(in crate::index) fn aim(&mut self, pool: PoolIndex, capacity: u32) {
-        let capacity = capacity.min(self.limit());
         self.pool_mut(pool).sizing.aim(capacity);
     }
 
