@@ -7,7 +7,7 @@ use super::measure::{FUNCTION_LINES_MAX, Measures};
 use super::named;
 use super::source::Crate;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Crates of the project that each crate is built with. A crate may name only crates that are listed above it here.
 const CRATES: [(&str, &[&str]); 20] = [
@@ -117,6 +117,7 @@ pub fn broken(tree: &Path, crates: &[Crate], measures: &Measures) -> Result<Vec<
         }));
     }
     broken.extend(long_functions(measures));
+    broken.extend(forgotten_tests(tree)?);
     let path = tree.join("ARCHITECTURE.md");
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     broken.extend(named::unknown_functions(&text, crates));
@@ -158,6 +159,34 @@ fn crate_arrows(tree: &Path) -> Result<Vec<String>, String> {
     Ok(broken)
 }
 
+/// Returns the files of test programs of several files that their `main.rs` does not name: no test in them runs, and no tool says so.
+fn forgotten_tests(tree: &Path) -> Result<Vec<String>, String> {
+    let files = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|file| file.path()).collect()
+    };
+    let mut forgotten = Vec::new();
+    for tests in files(&tree.join("crates")).iter().map(|folder| folder.join("tests")) {
+        for folder in files(&tests).into_iter().filter(|path| path.is_dir()).chain([tests]) {
+            let main = folder.join("main.rs");
+            if !main.exists() {
+                continue;
+            }
+            let text = std::fs::read_to_string(&main).map_err(|error| format!("{}: {error}", main.display()))?;
+            let is_named = |path: &Path| {
+                let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                name == "main" || text.contains(&format!("mod {name};"))
+            };
+            let sources = files(&folder).into_iter().filter(|path| path.extension().is_some_and(|end| end == "rs"));
+            forgotten.extend(
+                sources
+                    .filter(|path| !is_named(path))
+                    .map(|path| format!("{}: its tests never run: name it in {}", path.display(), main.display())),
+            );
+        }
+    }
+    Ok(forgotten)
+}
+
 fn long_functions(measures: &Measures) -> Vec<String> {
     let long = measures.functions.iter().filter(|function| function.lines > FUNCTION_LINES_MAX);
     let told = long.map(|function| {
@@ -178,6 +207,28 @@ mod tests {
         let tree = crate::run::project();
         let crates = crates(&tree).unwrap();
         assert_eq!(broken(&tree, &crates, &measure(&crates)).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_test_that_never_runs_is_told() {
+        let tree = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = tree.path().join("crates/one/tests").join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        for path in ["main.rs", "process/main.rs"] {
+            write(path, "mod named;\n");
+        }
+        for path in ["named.rs", "forgotten.rs", "process/named.rs", "process/gone.rs", "support/mod.rs"] {
+            write(path, "");
+        }
+        let mut told = forgotten_tests(tree.path()).unwrap();
+        told.sort();
+        assert!(
+            told.len() == 2 && told[0].contains("tests/forgotten.rs") && told[1].contains("process/gone.rs"),
+            "{told:?}"
+        );
     }
 
     #[test]

@@ -255,7 +255,7 @@ fn expect_two_chances<O>(obstruct: impl FnOnce(&Machine) -> O) {
             assert!(machine.disks[0].guest.is_connected(), "{}", machine.program.log());
         }
     }
-    // Programs that other tests are just starting may have copies of it, and of what the obstacle opened, for a moment.
+    // A program that another test is just starting has copies of the front end's socket and of the obstacle until its `exec`.
     wait_until("the front end is disconnected", || !machine.disks[0].guest.is_connected());
     drop(obstacle);
     let _ = std::fs::remove_file(machine.control());

@@ -46,6 +46,18 @@ fn expect_warm(machine: &Machine, used_before: u64) {
     assert!(status.cache.used_bytes * 10 >= used_before * 9, "{} of {used_before} bytes", status.cache.used_bytes);
 }
 
+/// Kills the process once the server has all pages, starts it again, and expects a warm cache.
+#[track_caller]
+fn expect_warm_after_a_kill(machine: &mut Machine, server: &Serve) {
+    wait_until_sent(machine, server);
+    machine.settle();
+    let used = machine.status().cache.used_bytes;
+    machine.program.kill();
+    machine.restart();
+    machine.pages_sent = 0;
+    expect_warm(machine, used);
+}
+
 #[track_caller]
 fn expect_cold(machine: &Machine, reason: &str) {
     let status = machine.status();
@@ -66,13 +78,7 @@ fn expect_right(machine: &mut Machine) {
 fn a_killed_process_is_warm_again() {
     let (server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 81, ..Setup::default() });
     for _ in 0..3 {
-        wait_until_sent(&machine, &server);
-        machine.settle();
-        let used = machine.status().cache.used_bytes;
-        machine.program.kill();
-        machine.restart();
-        machine.pages_sent = 0;
-        expect_warm(&machine, used);
+        expect_warm_after_a_kill(&mut machine, &server);
         machine.run_until_hits(1);
     }
     assert_eq!(server.status()["pools"].as_array().unwrap().len(), 1);
@@ -481,13 +487,7 @@ fn the_index_becomes_smaller_with_the_cache_and_is_warm_after_that() {
         bytes(&machine) < before + (64 << 10)
     });
     machine.run_until_hits(200);
-    wait_until_sent(&machine, &server);
-    machine.settle();
-    let used = machine.status().cache.used_bytes;
-    machine.program.kill();
-    machine.restart();
-    machine.pages_sent = 0;
-    expect_warm(&machine, used);
+    expect_warm_after_a_kill(&mut machine, &server);
     machine.set("\"cache_bytes\":8388608");
     machine.run_until_hits(200);
     expect_right(&mut machine);

@@ -100,7 +100,7 @@ impl Chunks {
     }
 }
 
-/// Chunks that no pool has. The first one is given first, so that a smaller region has room for those that pools have.
+/// Chunks that no pool has. The lowest one is given first: a smaller region has only low ones.
 #[derive(Debug)]
 pub(super) struct FreeChunks {
     /// Those that a pool has given back.
@@ -117,7 +117,7 @@ impl FreeChunks {
         Self { given_back: BinaryHeap::new(), unused, end: u32::MAX }
     }
 
-    /// Returns the next chunk to be given.
+    /// Returns the next chunk to be given, or `None` if none can be.
     fn first(&self) -> Option<u32> {
         let given_back = self.given_back.peek().map(|Reverse(chunk)| *chunk);
         given_back.or((!self.unused.is_empty()).then_some(self.unused.start)).filter(|chunk| *chunk < self.end)
@@ -147,7 +147,7 @@ impl FreeChunks {
         self.given_back.push(Reverse(chunk));
     }
 
-    /// Gives no chunk from `end` on any more.
+    /// Keeps chunks from `end` on from being given, until [`Self::fit_to`].
     pub(super) fn keep_below(&mut self, end: u32) {
         self.end = end;
     }

@@ -55,8 +55,8 @@ impl<M: Words> CacheIndex<M> {
         self.slots.is_resizing(pool)
     }
 
-    /// Returns whether [`Self::resize`] has work left, or pools have chunks of slots that they give back when the last pin of a slot
-    /// in them is gone.
+    /// Returns whether any pool is still becoming smaller or larger: [`Self::resize`] has work left, or a page on its way keeps a chunk of
+    /// slots that the pool gives back after it.
     pub fn is_settling(&self) -> bool {
         PoolIndex::all().any(|pool| self.slots.is_settling(pool))
     }

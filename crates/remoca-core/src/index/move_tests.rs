@@ -243,7 +243,7 @@ fn all_slots_of_a_larger_region_can_be_used() {
     }
 }
 
-/// Of a cache that was large for a while, and of what other pools have got meanwhile.
+/// A cache was large for a while. Another pool came when its slots were all in use.
 #[test]
 fn an_index_becomes_smaller_after_its_pools() {
     const OTHER: PoolIndex = PoolIndex(1);
@@ -285,6 +285,7 @@ fn an_index_becomes_smaller_after_its_pools() {
     let pages: Vec<_> = index.pages().collect();
     assert_eq!(pages.len(), 29, "the page on the way could not move");
     index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
+    assert_eq!((index.slot_limit(), index.layout().slot_limit()), (PageCount(40), PageCount(400)));
     assert!(!index.move_entries(100));
     // Meanwhile no pool gets a slot that the smaller region does not have.
     resize(&mut index, OTHER, 400);

@@ -1,7 +1,8 @@
 //! Moving an index into another region, in pieces, while the index is in use.
 //!
 //! Until the move ends, the old region is the index, and the new region follows its changes: entries below `moved` are in both,
-//! so changes to them are made in both. Slots keep their number, and nodes get another one. Links, flags and pins of a slot are copied
+//! so changes to them are made in both. Slots keep their number, and nodes get another one. The new region may lack slots that no pool has; pools
+//! get none of these until the move ends. Links, flags and pins of a slot are copied
 //! with it, and again after each operation that has changed them ([`CacheIndex::follow_changes`]). So the work of the last piece
 //! does not depend on the size of the index. After a kill before the end the old region is intact, because a move only reads it,
 //! except that it drops a page for which the new region has no room.
@@ -15,8 +16,8 @@ use crate::units::{BlockId, PageCount};
 use std::hint::black_box;
 
 impl<M: Words> CacheIndex<M> {
-    /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress. What is known
-    /// of blocks by slots that the target does not have, and that no pool has, is forgotten.
+    /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress. Slots that the target
+    /// does not have are forgotten, with the blocks that they know: no pool has them.
     ///
     /// # Panics
     /// If the target has less than [`Self::least_slots`], or other disk numbers.
@@ -35,7 +36,7 @@ impl<M: Words> CacheIndex<M> {
     pub fn move_entries(&mut self, entries: u32) -> bool {
         let Some(target) = &mut self.target else { return true };
         Slots::follow_capacities(&mut target.index.words, &self.words);
-        // No pool has the slots between them.
+        // No pool has the slots that the target lacks.
         let (limit, own_limit) = (target.index.slots.limit(), self.slots.limit());
         if (limit..own_limit).contains(&target.moved) {
             target.moved = own_limit;
@@ -104,7 +105,7 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Returns the maximum number of slots, during a move that of the smaller region.
+    /// Returns the maximum number of slots that all pools may have together, during a move that of the smaller one of the two regions.
     pub fn slot_limit(&self) -> PageCount {
         let now = self.layout.slot_limit();
         self.target.as_ref().map_or(now, |target| target.index.layout.slot_limit().min(now))

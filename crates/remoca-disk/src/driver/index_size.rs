@@ -55,7 +55,7 @@ pub(super) struct IndexSize {
     stage: Option<Stage>,
     /// The layout for which there was no memory, and what the system said.
     refused: Option<(Layout, String)>,
-    /// Number of chunks that no pool had when the size was last looked at. When there are others, the index may be too large.
+    /// Number of chunks that no pool had when [`Self::fit`] last looked. When it is another one, the index may be too large.
     free_chunks: usize,
     /// Commands that wait for a larger index, and the largest cache that they ask for.
     clients: Vec<ControlRequest>,
@@ -269,7 +269,7 @@ impl IndexSize {
         }
     }
 
-    /// Returns whether pools have changed their sizes since [`Self::fit`], and the index may be too large now.
+    /// Returns whether pools have changed their sizes since [`Self::fit`] looked, and are done with it.
     pub(super) fn has_settled(&self, engine: &Engine) -> bool {
         engine.index().free_chunks() != self.free_chunks && !engine.are_sizes_changing()
     }
