@@ -167,7 +167,12 @@ impl Driver {
 
     /// Sets the sizes of the cache and of its local tier, and switches both on or off. A size without `enabled` does not switch
     /// the cache on; it is the size that the next "on" restores.
-    fn set_cache(&mut self, bytes: Option<u64>, local_bytes: Option<u64>, enabled: Option<bool>) -> Result<(), String> {
+    pub(super) fn set_cache(
+        &mut self,
+        bytes: Option<u64>,
+        local_bytes: Option<u64>,
+        enabled: Option<bool>,
+    ) -> Result<(), String> {
         let sizes = self.sizes_after(bytes, local_bytes)?;
         self.check_servers(sizes)?;
         let vm = &mut self.vm;
@@ -211,7 +216,7 @@ impl Driver {
     }
 
     /// Returns whether `command` has to wait for a larger index. Requests that index if it is needed.
-    fn waits_for_index(&mut self, command: &Command) -> bool {
+    pub(super) fn waits_for_index(&mut self, command: &Command) -> bool {
         let Command::Set { servers: None, cache_bytes, local_bytes, enabled, at_once: false } = command else {
             return false;
         };

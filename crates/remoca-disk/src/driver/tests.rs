@@ -5,6 +5,7 @@ use super::servers::Hearing;
 use super::sizes::Sizes;
 use super::*;
 use crate::clock::SystemClock;
+use crate::link::{HostNetwork, ServerLink};
 use remoca_core::engine::{
     DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
 };
@@ -17,9 +18,10 @@ use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::wake;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::Frame;
-use remoca_protocol::control::DiskTraffic;
+use remoca_protocol::control::{Command, DiskTraffic};
 use remoca_protocol::handover::StoreKind;
 use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEvent, StoreHealth, StoreOp};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -256,6 +258,20 @@ impl Driver {
         vm.feed_starved();
     }
 
+    /// Waits for the region that a thread makes for the index, and takes it.
+    fn take_index(&mut self) {
+        let wake = PollFd::from_borrowed_fd(self.vm.size.wake_fd(), PollFlags::IN);
+        poll(&mut [wake], None).unwrap();
+        self.handle(Source::Index, false);
+    }
+
+    /// Moves the rest of the index.
+    fn end_move(&mut self) {
+        while self.is_moving_index() {
+            self.take_leftovers();
+        }
+    }
+
     fn begin_upgrade(&mut self, program: &str) {
         self.upgrades.begin(Some(program.into()), None, &self.vm, true);
     }
@@ -314,9 +330,7 @@ fn the_index_grows_beside_the_requests() {
     driver.vm.size.aim_at(PageCount(1 << 16));
     driver.vm.fit_index(true);
     assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(8), "this thread has made nothing");
-    let woken = [rustix::event::PollFd::from_borrowed_fd(driver.vm.size.wake_fd(), rustix::event::PollFlags::IN)];
-    rustix::event::poll(&mut { woken }, None).unwrap();
-    driver.handle(Source::Index, false);
+    driver.take_index();
     let mut turns = 0;
     while driver.is_moving_index() {
         assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(8), "the old one is in use until the end");
@@ -334,24 +348,43 @@ fn the_index_grows_beside_the_requests() {
 fn the_index_becomes_smaller_when_the_cache_has() {
     let submitted = [Submitted::default(), Submitted::default()];
     let mut driver = driver(8, &submitted);
-    let wait = |driver: &mut Driver| {
-        let woken = [rustix::event::PollFd::from_borrowed_fd(driver.vm.size.wake_fd(), rustix::event::PollFlags::IN)];
-        rustix::event::poll(&mut { woken }, None).unwrap();
-        driver.handle(Source::Index, false);
-        while driver.is_moving_index() {
-            driver.take_leftovers();
-        }
-    };
-    let slots = |driver: &Driver| driver.vm.engine.index().layout().slot_limit();
     // No command has come of it.
     driver.vm.size.aim_at(PageCount(1 << 16));
     driver.vm.fit_index(true);
-    wait(&mut driver);
-    assert_eq!(slots(&driver), PageCount(1 << 16));
+    driver.take_index();
+    driver.end_move();
+    assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
     assert!(driver.vm.size.is_busy(), "a smaller one is being made");
-    wait(&mut driver);
-    assert_eq!(slots(&driver), PageCount(16), "half as much again as 8, rounded up");
+    driver.take_index();
+    driver.end_move();
+    assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(16), "half as much again as 8, rounded up");
     assert!(!driver.vm.size.is_busy());
+}
+
+/// The index in use has room for it, but not for long.
+#[test]
+fn a_cache_that_grows_waits_for_an_index_that_is_becoming_smaller() {
+    let submitted = Submitted::default();
+    let endpoints = ["unix:/nowhere".parse().unwrap()].to_vec();
+    let link = ServerLink::start(Arc::new(HostNetwork), &endpoints.into(), None).unwrap();
+    let mut driver = Driver::new(Parts { link: Some(link), ..parts(8, vec![disk(&submitted)], config(1)) }).unwrap();
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(true);
+    driver.take_index();
+    driver.end_move();
+    driver.take_index();
+    assert!(driver.is_moving_index());
+    let bytes = Some(1000 * PAGE_SIZE_U64);
+    let set =
+        Command::Set { servers: None, cache_bytes: bytes, local_bytes: None, enabled: Some(true), at_once: false };
+    assert!(driver.waits_for_index(&set));
+    assert!(driver.set_cache(bytes, None, None).is_err());
+    driver.end_move();
+    assert!(driver.waits_for_index(&set), "a larger one is being made");
+    driver.take_index();
+    driver.end_move();
+    assert!(!driver.waits_for_index(&set));
+    assert_eq!(driver.set_cache(bytes, None, None), Ok(()));
 }
 
 /// Whoever drives the driver says what time it is. The poller alone waits for the host's clock.
