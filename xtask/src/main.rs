@@ -3,6 +3,7 @@
 mod dist;
 mod fuzz;
 mod mutants;
+mod properties;
 mod run;
 mod screenshots;
 mod shape;
@@ -27,6 +28,7 @@ const COMMANDS: &[Command] = &[
         about: "changes of the code that tests must see (--help tells more)",
         run: mutants::run,
     },
+    Command { name: "properties", about: "property tests with cases never tried before", run: properties::run },
     Command { name: "screenshots", about: "pictures of page and terminal in docs/images", run: screenshots::run },
     Command { name: "shape", about: "measure the structure of the sources (--help tells more)", run: shape::run },
     Command { name: "sim", about: "simulate seeds, or explain one (--help tells more)", run: sim::run },

@@ -17,6 +17,9 @@ const SYSTEMS: [&str; 3] = ["debian12", "debian13", "debian12-systemd"];
 const LINTED_WITH: &str = "rustc 1.95.";
 /// Reason with which tests are ignored that only `cargo xtask test-long` runs.
 const LONG: &str = "long: cargo xtask test-long";
+/// Seed of the property tests in `cargo xtask test`: a chance finding is not a fault of the tested change. `cargo xtask properties`
+/// draws others.
+const SEED: u64 = 1;
 /// Programs that the tests need, built beforehand: a build during the tests would slow them down.
 const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
 
@@ -128,7 +131,7 @@ fn long_functions() -> Result<Vec<String>, String> {
 
 /// Builds the tests of all crates at once. Crate by crate, shared parts would be built once for each set of features.
 /// Returns the tests and the path of the laboratory's program.
-fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
+pub fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     println!("== building the tests");
     let started = Instant::now();
     let format = "--message-format=json-render-diagnostics";
@@ -153,7 +156,7 @@ fn build_for_guests(lab: &Path) {
 }
 
 /// A test program that cargo has built.
-struct TestProgram {
+pub struct TestProgram {
     /// Folder of its crate, in which it runs.
     folder: PathBuf,
     /// Path of its source, within that folder.
@@ -176,11 +179,13 @@ impl TestProgram {
         })
     }
 
-    fn package(&self) -> String {
+    /// Returns the name of its crate.
+    pub fn package(&self) -> String {
         self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    fn boots_guests(&self) -> bool {
+    /// Returns whether its tests boot guests.
+    pub fn boots_guests(&self) -> bool {
         GUESTS.contains(&&*self.package()) || self.source == GUEST_TEST
     }
 
@@ -198,11 +203,29 @@ impl TestProgram {
         Ok(output(list)?.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 
+    /// Returns whether the sources of its crate have property tests.
+    pub fn has_properties(&self) -> bool {
+        let mut grep = Command::new("grep");
+        grep.args(["--recursive", "--quiet", "--fixed-strings", "proptest! {", "src", "tests"]);
+        grep.current_dir(&self.folder).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    }
+
     /// Runs its tests on `threads` threads, with more arguments for the test program.
-    fn run(&self, threads: usize, arguments: &[&str]) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Its name, if a test failed.
+    pub fn run(&self, threads: usize, arguments: &[&str]) -> Result<(), String> {
+        self.run_with_seed(threads, arguments, SEED)
+    }
+
+    /// Runs its tests as [`Self::run`] does; property tests draw their cases from `seed`.
+    ///
+    /// # Errors
+    /// Its name, if a test failed.
+    pub fn run_with_seed(&self, threads: usize, arguments: &[&str], seed: u64) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
-        command.env("RUST_TEST_THREADS", threads.to_string());
+        command.env("RUST_TEST_THREADS", threads.to_string()).env("PROPTEST_RNG_SEED", seed.to_string());
         if std::env::var_os("TMPDIR").is_none() && Path::new("/var/tmp").is_dir() {
             // Images are placed there, and /tmp may be in memory.
             command.env("TMPDIR", "/var/tmp");

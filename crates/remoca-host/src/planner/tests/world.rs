@@ -15,6 +15,8 @@ use std::time::Duration;
 pub const UNIT: u64 = 2 << 20;
 /// Total of all worlds, in units.
 pub const TOTAL: u64 = 200;
+/// Time within which a VM process that runs executes a command.
+const COMMAND_LASTS: Duration = Duration::from_secs(30);
 
 /// Shape of a miss-ratio curve.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,6 +113,10 @@ impl Process {
     /// Returns the units that it really has.
     pub fn holds(&self) -> u64 {
         self.wanted.max(self.granted)
+    }
+
+    fn execute_queue(&mut self) {
+        self.wanted = self.queue.drain(..).next_back().unwrap_or(self.wanted);
     }
 }
 
@@ -254,6 +260,10 @@ impl World {
     pub fn replace_daemon(&mut self, pause: Duration) {
         let record = self.planner.record();
         self.at.unix_s += pause.as_secs();
+        if pause >= COMMAND_LASTS {
+            let late = self.processes.values_mut().filter(|process| matches!(process.nature, Nature::Late(_)));
+            late.for_each(Process::execute_queue);
+        }
         self.planner = Planner::new(self.settings, record);
         self.at.now = Duration::ZERO;
     }
@@ -285,8 +295,7 @@ impl World {
         for name in names {
             let process = &self.processes[&name];
             if !self.hangs(process) && !self.is_late(process) {
-                let process = self.process(&name);
-                process.queue.drain(..).collect::<Vec<_>>().into_iter().for_each(|units| process.wanted = units);
+                self.process(&name).execute_queue();
             }
         }
     }
