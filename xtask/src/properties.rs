@@ -26,7 +26,8 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
         _ => return Err(USAGE.into()),
     };
     let (programs, _) = build_tests()?;
-    let programs: Vec<_> = programs.iter().filter(|program| program.has_properties() && !program.boots_guests()).collect();
+    let programs: Vec<_> =
+        programs.iter().filter(|program| program.has_properties() && !program.boots_guests()).collect();
     let first = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     for seed in first..first.saturating_add(rounds) {
         println!("== properties, seed {seed}");
