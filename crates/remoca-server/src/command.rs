@@ -42,8 +42,10 @@ pub struct TakenBack {
 pub enum TakeBackError {
     #[error("there is no mapped pool `{0}`: `remoca status --server` shows the pools")]
     NoSuchPool(String),
-    #[error("the client goes on using {0} pages that were taken back: its process has to be ended")]
-    StillUsed(u64),
+    #[error("the client goes on using memory that was taken back: its process has to be ended")]
+    StillUsed,
+    #[error("the memory was not given back within {0} s: `remoca status --server` shows what is used. Try again")]
+    Late(u64),
     #[error(
         "the client ({0}) holds its memory by a write that does not end, and nothing can be taken from it: its process has to be \
          ended"

@@ -325,8 +325,8 @@ impl MappedWorker {
                 outcome = match (outcome, still) {
                     (Err(error), _) => Err(error),
                     (Ok(_), Ok(false)) if pool.is_held() => Err(TakeBackError::Held(pool.peer())),
-                    (Ok(_), Ok(false)) if pool.is_misused() => Err(TakeBackError::StillUsed(pool.allocated())),
-                    (Ok(_), Err(_)) => Err(TakeBackError::StillUsed(pool.allocated())),
+                    (Ok(_), Ok(false)) if pool.is_misused() => Err(TakeBackError::StillUsed),
+                    (Ok(_), Err(_)) => Err(TakeBackError::Late(OPERATOR_PATIENCE.as_secs())),
                     (Ok(others), Ok(still)) => {
                         Ok(TakenBack { pages: others.pages + pool.granted().0, ended: others.ended || !still })
                     }

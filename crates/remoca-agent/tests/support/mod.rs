@@ -14,7 +14,7 @@ use std::time::Duration;
 use remoca_lab::{Disk, DiskSource, Guest, GuestConfig, Lab, program};
 use tempfile::NamedTempFile;
 
-pub const DATA_MIB: usize = 600;
+pub const DATA_MIB: usize = 400;
 pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// Returns an ext4 disk with one file of [`DATA_MIB`] whose pages all differ. It is kept in the laboratory's cache.

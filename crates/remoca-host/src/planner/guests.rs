@@ -54,6 +54,8 @@ pub(super) struct KnownGuest {
     /// When it got memory from the reserve last, and how much since the reserve was full.
     relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
+    /// What it gets by the command that is open.
+    pub(super) promised_bytes: u64,
 }
 
 impl KnownGuest {
@@ -79,6 +81,7 @@ impl KnownGuest {
             told_at: None,
             relieved_at: None,
             relieved_bytes: 0,
+            promised_bytes: 0,
         }
     }
 
@@ -269,6 +272,15 @@ impl KnownGuest {
         if let Some(sizes) = &mut self.sizes {
             sizes.asked_bytes = bytes;
         }
+    }
+
+    /// Takes back what it was promised and does not have.
+    pub(super) fn withdraw(&mut self) {
+        let (Some(sizes), Some(memory)) = (&mut self.sizes, self.memory) else { return };
+        let missing = sizes.asked_bytes.saturating_sub(memory.actual_bytes);
+        let bytes = std::mem::take(&mut self.promised_bytes).min(missing);
+        sizes.asked_bytes -= bytes;
+        self.relieved_bytes = self.relieved_bytes.saturating_sub(bytes);
     }
 
     /// Notes that it is not asked any longer to have less than `bytes`.

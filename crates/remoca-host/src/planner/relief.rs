@@ -3,7 +3,8 @@
 //! 1. A guest gets at most what was taken from it, so one that lies gains nothing but its own.
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
 //! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
-//! 4. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
+//! 4. A promise whose command was not sent is taken back: when its guest is told next, another one may have taken back its own.
+//! 5. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 
 use super::guests::LEFT_WINDOWS;
 use super::moves::{Move, Side, Stage};
@@ -81,6 +82,7 @@ impl Planner {
         let to_bytes = sizes.asked_bytes.saturating_add(bytes).max(guest.has());
         // It counts as given from now on.
         guest.ask(to_bytes);
+        guest.promised_bytes = bytes;
         guest.note_relief(at, spared, bytes > 0);
         guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
         self.reliefs.push(Move {
@@ -110,9 +112,19 @@ impl Planner {
         Some(step)
     }
 
+    /// Takes back what this daemon promised a guest, because the command was not sent.
+    pub(super) fn withdraw_relief(&mut self, name: &str) {
+        if let Some(guest) = self.guests.get_mut(name) {
+            guest.withdraw();
+        }
+    }
+
     /// Ends the help for a guest. Unless that is seen in it, its balloon is told again later.
     pub(super) fn end_relief(&mut self, at: Moment, name: &str, is_seen: bool, outcome: &str) {
         let ended = self.reliefs.extract_if(.., |relief| relief.vm == name).last();
+        if let Some(guest) = self.guests.get_mut(name) {
+            guest.promised_bytes = 0;
+        }
         if let Some(relief) = ended {
             self.log.told(at.unix_s, &relief, outcome);
             self.note_untold(name, !is_seen);

@@ -123,7 +123,7 @@ impl Planner {
 
     fn guest_step_done(&mut self, at: Moment, step: &Step, outcome: Outcome) {
         let name = &step.vm;
-        let (why, is_failure) = match outcome {
+        let (why, was_sent) = match outcome {
             Outcome::Answered(_) | Outcome::Told => return,
             Outcome::NotSent(why) => (why, false),
             Outcome::Refused(why) | Outcome::Unknown(why) => {
@@ -137,10 +137,13 @@ impl Planner {
         if !is_relief && !self.begun().filter(|change| change.side == Side::Guest).any(|change| is_it(&change)) {
             return;
         }
-        if is_failure {
+        if was_sent {
             self.leave(at, name, why.clone());
         }
         if is_relief {
+            if !was_sent {
+                self.withdraw_relief(name);
+            }
             self.end_relief(at, name, false, &format!("not done: {why}"));
         } else {
             self.drop_move(at, name, Side::Guest, &why);
