@@ -57,7 +57,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     }
     let (guests, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.boots_guests());
     // More threads than processors, for processes, servers and timers.
-    let threads = std::thread::available_parallelism().map_or(2, usize::from) * 3;
+    let threads = std::thread::available_parallelism().map_or(2, usize::from) * 2;
     for program in others {
         program.run(threads, &[])?;
     }

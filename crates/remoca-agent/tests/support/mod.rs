@@ -29,7 +29,8 @@ pub fn data_disk(lab: &Lab) -> PathBuf {
         std::fs::create_dir(&files).unwrap();
         blocks::write_distinct(&files.join("big"), DATA_MIB);
         let mut command = Command::new("mke2fs");
-        command.args(["-q", "-t", "ext4", "-m", "0", "-d"]).args([&files, &unfinished]);
+        // Smaller ones have blocks of 1 KiB by default.
+        command.args(["-q", "-t", "ext4", "-b", "4096", "-m", "0", "-d"]).args([&files, &unfinished]);
         let made = command.arg(format!("{}M", DATA_MIB + 64)).output().unwrap();
         assert!(made.status.success(), "mke2fs: {}", String::from_utf8_lossy(&made.stderr));
         std::fs::rename(unfinished, &image).unwrap();
