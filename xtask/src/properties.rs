@@ -1,14 +1,16 @@
 //! `cargo xtask properties`: the property tests of all crates, with cases that nobody has tried before.
 
-use crate::test::build_tests;
+use crate::test::{build_tests, threads};
 use std::ffi::OsString;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const USAGE: &str = "\
 usage: cargo xtask properties [ROUNDS]
 
-Runs the tests of each crate that has property tests, but not those with guests, so many times [default: 10]. Each round draws
-other cases. Ends after the first round in which a test fails, and says how to repeat it.";
+Runs the tests of each crate that has property tests, but none that boots a guest. Ends at the first program in which a test fails,
+and says how to repeat it.
+
+  ROUNDS  how often, each time with other cases [default: 10]";
 
 /// Runs rounds of the property tests.
 ///
@@ -32,7 +34,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     for seed in first..first.saturating_add(rounds) {
         println!("== properties, seed {seed}");
         for program in &programs {
-            program.run_with_seed(2, &[], seed).map_err(|error| {
+            program.run_with_seed(threads(), &[], seed).map_err(|error| {
                 let package = program.package();
                 format!("{error}\nagain: PROPTEST_RNG_SEED={seed} cargo test --package {package}")
             })?;

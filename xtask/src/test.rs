@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Crates whose tests boot guests, and so run one at a time; and a test of another crate that does.
+/// Crates whose tests in `tests` boot guests, and so run one at a time; and a test of another crate that does.
 const GUESTS: [&str; 4] = ["remoca-lab", "remoca-agent", "remoca-demo", "remoca-guest-tests"];
 const GUEST_TEST: &str = "tests/vhost_guest.rs";
 /// Systems of these guests.
@@ -56,20 +56,13 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
         Step::new(&format!("building {}", options[1]), build).run()?;
     }
     let (guests, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.boots_guests());
-    // More threads than processors, for processes, servers and timers.
-    let threads = std::thread::available_parallelism().map_or(2, usize::from) * 2;
     for program in others {
-        program.run(threads, &[])?;
+        program.run(threads(), &[])?;
     }
     Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
     let _ = images.join();
     for program in guests {
-        // One at a time, so that each guest has the machine to itself.
-        if !program.source.starts_with("tests/") {
-            program.run(1, &[])?;
-            continue;
-        }
-        // A step for each test, so that its time is seen.
+        // One at a time, so that each guest has the machine to itself. A step for each test, so that its time is seen.
         let ignored = program.tests(&["--ignored"])?;
         for test in program.tests(&[])?.into_iter().filter(|test| !ignored.contains(test)) {
             program.run(1, &["--exact", &test])?;
@@ -77,6 +70,11 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     }
     println!("all tests passed in {:.1} minutes", started.elapsed().as_secs_f64() / 60.0);
     Ok(())
+}
+
+/// Returns the number of tests that run at a time: more than processors, for processes, servers and timers.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from) * 2
 }
 
 /// Runs the tests that are ignored as [`LONG`], one at a time. Arguments are parts of the names of the tests to run; without
@@ -186,7 +184,7 @@ impl TestProgram {
 
     /// Returns whether its tests boot guests.
     pub fn boots_guests(&self) -> bool {
-        GUESTS.contains(&&*self.package()) || self.source == GUEST_TEST
+        self.source.starts_with("tests/") && (GUESTS.contains(&&*self.package()) || self.source == GUEST_TEST)
     }
 
     /// Returns the names of its tests that are in `long`, names of functions.

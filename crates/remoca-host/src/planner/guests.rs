@@ -54,7 +54,7 @@ pub(super) struct KnownGuest {
     /// When it got memory from the reserve last, and how much since the reserve was full.
     relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
-    /// What it gets by the command that is open.
+    /// What this daemon promised it last.
     pub(super) promised_bytes: u64,
 }
 
@@ -274,7 +274,7 @@ impl KnownGuest {
         }
     }
 
-    /// Takes back what it was promised and does not have.
+    /// Takes back what it was promised last, as far as it does not have that already.
     pub(super) fn withdraw(&mut self) {
         let (Some(sizes), Some(memory)) = (&mut self.sizes, self.memory) else { return };
         let missing = sizes.asked_bytes.saturating_sub(memory.actual_bytes);

@@ -112,19 +112,9 @@ impl Planner {
         Some(step)
     }
 
-    /// Takes back what this daemon promised a guest, because the command was not sent.
-    pub(super) fn withdraw_relief(&mut self, name: &str) {
-        if let Some(guest) = self.guests.get_mut(name) {
-            guest.withdraw();
-        }
-    }
-
     /// Ends the help for a guest. Unless that is seen in it, its balloon is told again later.
     pub(super) fn end_relief(&mut self, at: Moment, name: &str, is_seen: bool, outcome: &str) {
         let ended = self.reliefs.extract_if(.., |relief| relief.vm == name).last();
-        if let Some(guest) = self.guests.get_mut(name) {
-            guest.promised_bytes = 0;
-        }
         if let Some(relief) = ended {
             self.log.told(at.unix_s, &relief, outcome);
             self.note_untold(name, !is_seen);

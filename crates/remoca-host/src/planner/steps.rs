@@ -141,8 +141,8 @@ impl Planner {
             self.leave(at, name, why.clone());
         }
         if is_relief {
-            if !was_sent {
-                self.withdraw_relief(name);
+            if let Some(guest) = self.guests.get_mut(name).filter(|_| !was_sent) {
+                guest.withdraw();
             }
             self.end_relief(at, name, false, &format!("not done: {why}"));
         } else {
