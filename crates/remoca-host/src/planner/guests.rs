@@ -274,12 +274,12 @@ impl KnownGuest {
         }
     }
 
-    /// Takes back what it was promised last, as far as it does not have that already.
+    /// Takes back what it was promised last.
     pub(super) fn withdraw(&mut self) {
-        let (Some(sizes), Some(memory)) = (&mut self.sizes, self.memory) else { return };
-        let missing = sizes.asked_bytes.saturating_sub(memory.actual_bytes);
-        let bytes = std::mem::take(&mut self.promised_bytes).min(missing);
-        sizes.asked_bytes -= bytes;
+        let bytes = std::mem::take(&mut self.promised_bytes);
+        if let Some(sizes) = &mut self.sizes {
+            sizes.asked_bytes = sizes.asked_bytes.saturating_sub(bytes);
+        }
         self.relieved_bytes = self.relieved_bytes.saturating_sub(bytes);
     }
 
@@ -330,4 +330,22 @@ impl KnownGuest {
 /// Returns the least memory that must be available to a guest.
 fn available_min(memory: GuestMemory) -> u64 {
     memory.actual_bytes / AVAILABLE_SHARE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_promise_is_taken_back_once_and_uses_up_no_help() {
+        let sizes = GuestRecord { home_bytes: 100, base_bytes: 100, asked_bytes: 70, ..GuestRecord::default() };
+        let mut guest =
+            KnownGuest::new(Moment { now: Duration::ZERO, unix_s: 0 }, Duration::from_secs(60), Some(sizes));
+        // Of 20 that it got from the reserve, the last 10 were not passed on.
+        (guest.relieved_bytes, guest.promised_bytes) = (20, 10);
+        for _ in 0..2 {
+            guest.withdraw();
+            assert_eq!((guest.taken(), guest.relieved_bytes), (40, 10));
+        }
+    }
 }

@@ -62,8 +62,9 @@ fn help_that_was_not_passed_on_comes_later() {
         assert!((HOME - 10..HOME).contains(&sizes(&world)[1].0), "{:?}", sizes(&world));
         let less = world.guests["vm1"].target;
         world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+        // Long enough for several promises. None of them uses up its part of the reserve.
         world.is_full = true;
-        world.run(3, |_| {});
+        world.run(30, |_| {});
         world.is_full = false;
         let manner = if is_short { Manner::Short(0, u32::MAX) } else { Manner::Honest };
         world.guest("vm1").manner = manner;
