@@ -3,12 +3,14 @@
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 MINUTES ?= 30
+# Not `cargo run`, which would build all again, with the features of this one program.
+RELEASE = "$${CARGO_TARGET_DIR:-target}/release"
 
 .PHONY: demo test test-long soak dist bench-server bench-targets bench-allocation lint clean deps
 
 demo: deps
 	cargo build --release -p remoca-cli -p remoca-demo
-	cargo run --release --quiet -p remoca-demo
+	$(RELEASE)/remoca-demo
 
 # A build from nothing needs no data for the next one: 2 GB less on the disk.
 test: deps
@@ -32,7 +34,7 @@ bench-server: deps
 bench-targets: deps
 	cargo build --release -p remoca-cli -p remoca-bench
 	cargo build --release -p remoca-cli --features ablation --bin remoca-ablation
-	cargo run --release --quiet -p remoca-bench -- targets $(if $(ONLY),--only $(ONLY))
+	$(RELEASE)/remoca-bench targets $(if $(ONLY),--only $(ONLY))
 
 # Local tiers of three guests, divided by their curves, then a round in which the guests lend memory of their own, and what came of it:
 # out/bench/allocation.json. Blocks are counted, so other load does not matter; about 40 minutes. PART=tiers or PART=guests runs one.
