@@ -97,6 +97,8 @@ impl DataPath for AlignedStore {
 
     fn kick(&mut self, now: Instant) {
         self.exchange(now);
+        // A look or a size may have been asked for, which is no request.
+        self.below.kick(now);
     }
 
     fn handle_ready(&mut self, now: Instant) {

@@ -5,18 +5,22 @@
 mod store_support;
 
 use std::fs::File;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remoca_store::{
-    AlignedStore, DataPath, Fault, FaultPlan, FaultyStore, FileOptions, FileStore, NbdOptions, NbdStore, StoreError,
-    StoreOp, UringUse,
+    AlignedStore, DataPath, Fault, FaultPlan, FaultyStore, FileOptions, FileStore, NbdOptions, NbdStore, Store,
+    StoreError, StoreEvent, StoreOp, UringUse,
 };
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
 use store_support::machine::{LoopDevice, is_root};
 use store_support::servers::Server;
 use store_support::{Driver, Random, expect_failed_flush_to_be_inherited, pattern};
 
 const MIB: u64 = 1 << 20;
 const SECTORS: usize = 4096;
+/// For what takes no time unless it hangs.
+const PATIENCE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 /// Random operations of all sizes and alignments, many in flight, none overlapping another in flight; then everything is
 /// compared.
@@ -93,13 +97,35 @@ fn a_loop_device_with_4096_byte_sectors_serves_512_byte_ones() {
         assert!(store.is_direct());
         assert_eq!((store.geometry().logical_sector, store.geometry().size), (4096, 2 * MIB));
         assert!(store.geometry().can_discard);
-        let store = AlignedStore::wrap(Box::new(store));
+        let mut store = AlignedStore::wrap(Box::new(store));
         assert_eq!(store.geometry().logical_sector, 512);
+        expect_size_without_requests(&mut *store);
         let mut driver = Driver::boxed(store);
         exercise(&mut driver, 1);
         expect_failed_flush_to_be_inherited(&mut driver);
         discard_frees_space_and_spares_the_neighbours(&mut driver, &path);
     }
+}
+
+/// Asks an idle store for its size, which is no request.
+fn expect_size_without_requests(store: &mut dyn Store) {
+    assert!(store.measure());
+    assert!(!store.is_still());
+    store.kick(Instant::now());
+    let mut measured = None;
+    while measured.is_none() {
+        let mut watched = [PollFd::from_borrowed_fd(store.event_fd(), PollFlags::IN)];
+        assert_eq!(poll(&mut watched, Some(&PATIENCE)).unwrap(), 1, "nobody has begun to measure");
+        store.handle_ready(Instant::now());
+        while let Some(event) = store.next_event() {
+            match event {
+                StoreEvent::Measured(result) => measured = Some(result),
+                event => panic!("nothing else was asked for: {event:?}"),
+            }
+        }
+    }
+    assert_eq!(measured, Some(Ok(())));
+    assert!(store.is_still());
 }
 
 fn discard_frees_space_and_spares_the_neighbours(driver: &mut Driver, image: &std::path::Path) {

@@ -3,8 +3,8 @@
 //! The driver's frontend for a device, driven as [`crate::device`] describes. Sockets are watched edge-triggered, and
 //! read when the driver asks for requests: a client over its limits is simply not read. Requests carry the data's
 //! buffers, and complete in any order. When a client vanishes, its requests that the driver still holds are dropped
-//! when they come back. Until then no client that attached later is served, so that an old write never lands on a newer
-//! one.
+//! when they come back. Until then no other client is served, so that an old write never lands on a newer one: Linux sends what
+//! a connection left unanswered again, on a new connection or on another one that it has already.
 
 use super::ExportGeometry;
 use super::pieces::Piece;
@@ -39,7 +39,7 @@ pub struct NbdExport {
     clients: Slab<Client>,
     /// The client that `pop` looks at first.
     turn: usize,
-    /// Grows with each client that attaches.
+    /// Grows with each client that attaches, and with each that leaves requests behind.
     generation: u64,
     /// Number of requests that the driver holds, by the generation in which they were handed out.
     held: BTreeMap<u64, usize>,
@@ -55,6 +55,10 @@ struct Client {
     socket: OwnedFd,
     transmission: Transmission,
     generation: u64,
+    /// Requests that were handed out in earlier generations come before all that it still sends.
+    served_from: u64,
+    /// Number of its requests that the driver holds.
+    held: usize,
     readable: bool,
     writable: bool,
     /// The client has shut down its sending side; only bytes that it sent before may still arrive.
@@ -150,7 +154,14 @@ impl NbdExport {
         // The events of the other clients are acted on in the next turn.
         self.again = true;
         let Attached { name, socket, transmission, seat, is_kept, .. } = attached;
-        self.clients.retain(|_, client| is_kept || !client.closing && !client.leaving);
+        // One that said goodbye sends nothing more, and gets its answers.
+        let said_goodbye = |client: &Client| matches!(client.transmission.end(), Some(End::Disconnect));
+        let gone = |client: &Client| client.closing || client.leaving && !said_goodbye(client);
+        let gone: Vec<_> =
+            self.clients.iter().filter(|(_, client)| !is_kept && gone(client)).map(|(key, _)| key).collect();
+        gone.into_iter().for_each(|key| {
+            self.remove::<()>(key, "another client came after it had closed its connection");
+        });
         self.generation += 1;
         let entry = self.clients.vacant_entry();
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -161,6 +172,8 @@ impl NbdExport {
             socket,
             transmission,
             generation,
+            served_from: generation,
+            held: 0,
             readable: true,
             writable: true,
             closing: false,
@@ -175,6 +188,11 @@ impl NbdExport {
     /// # Errors
     /// If the system refuses to report events.
     pub fn handle_events(&mut self) -> io::Result<()> {
+        self.note_events().map(|_| ())
+    }
+
+    /// Handles the events of the clients' sockets, and returns their number.
+    fn note_events(&mut self) -> io::Result<usize> {
         let mut events = [epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) }; EVENTS_MAX];
         let count = epoll::wait(&self.epoll, events.as_mut_slice(), Some(&NO_WAIT))?;
         for event in &events[..count] {
@@ -188,12 +206,17 @@ impl NbdExport {
             client.readable |= flags.contains(EventFlags::IN);
             client.writable |= flags.contains(EventFlags::OUT);
             client.closing |= flags.contains(EventFlags::RDHUP);
+            let said_goodbye = matches!(client.transmission.end(), Some(End::Disconnect));
+            let is_replaced = client.closing && !said_goodbye && self.clients.len() > 1;
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 // The client no longer waits for answers, and requests that were not answered need not be executed.
                 self.remove::<()>(key, "closed");
+            } else if is_replaced {
+                // What it has sent and nobody has read may come again from another client, and must not be read after that.
+                self.remove::<()>(key, "closed, and others stay");
             }
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Returns the next request from the clients in turn, or `None` if there is none now.
@@ -219,12 +242,16 @@ impl NbdExport {
     }
 
     fn pop_from(&mut self, key: usize, begins: bool) -> Option<Piece> {
-        let oldest_held = self.held.keys().next().copied();
-        let client = self.clients.get_mut(key)?;
-        if oldest_held.is_some_and(|held| held < client.generation) {
-            return None;
-        }
+        let is_alone = self.clients.len() < 2;
         for _ in 0..RECEIVES_PER_TURN {
+            let oldest_held = self.held.keys().next().copied();
+            let client = self.clients.get_mut(key)?;
+            if oldest_held.is_some_and(|held| held < client.served_from) {
+                return None;
+            }
+            if client.leaving && client.transmission.is_quiet() {
+                return self.remove(key, "said goodbye");
+            }
             let piece = if begins { client.transmission.pop() } else { client.transmission.pop_begun() };
             if piece.is_some() || !begins && !client.transmission.has_begun() {
                 return piece;
@@ -238,7 +265,9 @@ impl NbdExport {
                 return if client.transmission.is_quiet() { self.remove(key, "said goodbye") } else { None };
             }
             match client.receive() {
-                Ok(true) => {}
+                // What came may repeat what another client left, which is known by now.
+                Ok(true) if is_alone => {}
+                Ok(true) => self.again |= self.note_events().ok()? > 0,
                 Ok(false) => return None,
                 // The client may still wait for answers.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => client.leaving = true,
@@ -253,7 +282,8 @@ impl NbdExport {
 
     fn hand_out(&mut self, key: usize, piece: Piece) -> NbdRequest {
         *self.held.entry(self.generation).or_default() += 1;
-        let client = &self.clients[key];
+        let client = &mut self.clients[key];
+        client.held += 1;
         NbdRequest {
             client: key,
             client_generation: client.generation,
@@ -270,12 +300,13 @@ impl NbdExport {
             *held -= 1;
             if *held == 0 {
                 self.held.remove(&generation);
-                // Clients that attached later may have waited for this request.
+                // Other clients may have waited for this request.
                 self.again |= generation < self.generation;
             }
         }
         // Otherwise the client has left, and another one may have its key.
         if let Some(client) = self.clients.get_mut(client).filter(|client| client.generation == client_generation) {
+            client.held -= 1;
             self.again |= client.transmission.complete(piece, outcome);
         }
     }
@@ -302,10 +333,14 @@ impl NbdExport {
         }
     }
 
-    /// Removes a client. Always returns `None`, for the convenience of callers.
+    /// Removes a client. The others wait for what it leaves with the driver. Always returns `None`, for the convenience of callers.
     fn remove<T>(&mut self, key: usize, why: &str) -> Option<T> {
         // Closing the socket ends the watch.
-        if let Some(Client { name, .. }) = self.clients.try_remove(key) {
+        if let Some(Client { name, held, .. }) = self.clients.try_remove(key) {
+            if held > 0 {
+                self.generation += 1;
+                self.clients.iter_mut().for_each(|(_, client)| client.served_from = self.generation);
+            }
             tracing::debug!("{name}: an NBD client left: {why}");
             if self.clients.is_empty() {
                 tracing::info!("{name}: its last NBD client has left: {why}");

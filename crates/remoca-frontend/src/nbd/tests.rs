@@ -26,6 +26,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::HashMap;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -540,6 +541,63 @@ fn what_a_client_left_in_flight_is_finished_before_the_next_is_served() {
     second.read_exact(&mut answers).unwrap();
     third.read_exact(&mut answers[..16]).unwrap();
     assert_eq!(Arc::strong_count(&seat), 3, "requests that came back hold no seat");
+}
+
+/// Linux shuts down a connection that does not answer in time, and sends what it had sent there again on another one that it has.
+#[test]
+fn what_a_connection_left_in_flight_is_finished_before_its_siblings_go_on() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let write = |cookie| [&request(Command::Write, 0, cookie, 0, 4096).encode()[..], &[1; 4096]].concat();
+    let (mut first, mut second) = (attach(&mut export, &seat), attach(&mut export, &seat));
+    first.write_all(&write(1)).unwrap();
+    let late = pop(&mut export).unwrap();
+    // Both go on side by side as long as they stay.
+    second.write_all(&write(2)).unwrap();
+    let beside = pop(&mut export).unwrap();
+    // The second one has more to read, so no event of its socket comes before that of the first one is looked at.
+    first.write_all(&write(3)).unwrap();
+    first.shutdown(Shutdown::Write).unwrap();
+    second.write_all(&write(4)).unwrap();
+    assert!(export.pop().is_none(), "what the first one left may land on it");
+    assert_eq!(export.client_count(), 1, "what else the first one sent is not read any more");
+    export.complete(beside, Outcome::Done);
+    assert!(pop(&mut export).is_none());
+    export.complete(late, Outcome::Done);
+    export.notify();
+    assert!(is_ready(&export), "nobody would ask again");
+    let again = pop(&mut export).unwrap();
+    assert!(pop(&mut export).is_none(), "nobody else is there");
+    export.complete(again, Outcome::Done);
+    export.notify();
+    second.read_exact(&mut [0; 32]).unwrap();
+    // One that leaves nothing behind holds up nobody.
+    let third = attach(&mut export, &seat);
+    second.write_all(&write(5)).unwrap();
+    let held = pop(&mut export).unwrap();
+    drop(third);
+    second.write_all(&write(6)).unwrap();
+    let next = pop(&mut export).expect("nobody waits for requests of its own");
+    for request in [held, next] {
+        export.complete(request, Outcome::Done);
+    }
+}
+
+/// Others may come meanwhile.
+#[test]
+fn a_client_that_said_goodbye_gets_its_answers() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let mut first = attach(&mut export, &seat);
+    first.write_all(&request(Command::Flush, 0, 1, 0, 0).encode()).unwrap();
+    first.write_all(&request(Command::Disconnect, 0, 2, 0, 0).encode()).unwrap();
+    let flush = pop(&mut export).unwrap();
+    assert!(pop(&mut export).is_none());
+    let _second = attach(&mut export, &seat);
+    export.complete(flush, Outcome::Done);
+    export.notify();
+    first.read_exact(&mut [0; 16]).unwrap();
+    // Its socket is closed even while nothing new is begun.
+    assert!(export.pop_begun().is_none());
+    assert_eq!((export.client_count(), first.read(&mut [0; 1]).unwrap()), (1, 0));
 }
 
 /// Over its limits it is not read; when it listens it goes on, without another event of its socket.
