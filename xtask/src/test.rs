@@ -20,8 +20,11 @@ const LONG: &str = "long: cargo xtask test-long";
 /// Seed of the property tests in `cargo xtask test`: a chance finding is not a fault of the tested change. `cargo xtask properties`
 /// draws others.
 const SEED: u64 = 1;
-/// Programs that the tests need, built beforehand: a build during the tests would slow them down.
-const PROGRAMS: [&[&str]; 2] = [&["--bin", "remoca"], &["--bin", "remoca-ablation", "--features", "ablation"]];
+/// Program that some tests need, built beforehand: a build during the tests would slow them down.
+const ABLATION: [&str; 4] = ["--bin", "remoca-ablation", "--features", "ablation"];
+/// Environment variable with the path of the `remoca` that was built with the tests. Alone it would be built again, with the features
+/// that it has without them.
+const PROGRAM: &str = "REMOCA_PROGRAM";
 
 /// Checks formatting, the structure of the sources, and lints.
 ///
@@ -50,11 +53,7 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     let (programs, lab) = build_tests()?;
     // These are mostly downloads, so they run in parallel with the next steps.
     let images = std::thread::spawn(move || build_for_guests(&lab));
-    for options in PROGRAMS {
-        let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
-        build.args(options).current_dir(project());
-        Step::new(&format!("building {}", options[1]), build).run()?;
-    }
+    build_ablation()?;
     let (guests, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.boots_guests());
     for program in others {
         program.run(threads(), &[])?;
@@ -85,11 +84,7 @@ pub fn threads() -> usize {
 pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
     let started = Instant::now();
     let (programs, lab) = build_tests()?;
-    for options in PROGRAMS {
-        let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
-        build.args(options).current_dir(project());
-        Step::new(&format!("building {}", options[1]), build).run()?;
-    }
+    build_ablation()?;
     build_for_guests(&lab);
     let long = long_functions()?;
     let wanted: Vec<String> = arguments.iter().map(|argument| argument.to_string_lossy().into_owned()).collect();
@@ -116,6 +111,13 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
 }
 
+/// Builds the program that can leave out safety rules.
+fn build_ablation() -> Result<(), String> {
+    let mut build = cargo(["build", "--quiet", "--locked", "--package", "remoca-cli"]);
+    build.args(ABLATION).current_dir(project());
+    Step::new("building remoca-ablation", build).run()
+}
+
 /// Returns the names of the functions in the sources that are ignored as [`LONG`].
 fn long_functions() -> Result<Vec<String>, String> {
     let mut grep = Command::new("grep");
@@ -138,10 +140,13 @@ pub fn build_tests() -> Result<(Vec<TestProgram>, PathBuf), String> {
     let said = output(build)?;
     let messages: Vec<Value> = said.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     println!("== building the tests: {:.0} s", started.elapsed().as_secs_f64());
-    let is_lab = |message: &&Value| message["target"]["name"] == "remoca-lab" && message["profile"]["test"] == false;
-    let lab = messages.iter().filter(is_lab).find_map(|message| message["executable"].as_str());
-    let lab = lab.ok_or("cargo has not built the laboratory's program")?.into();
-    Ok((messages.iter().filter_map(TestProgram::of_message).collect(), lab))
+    let program = |name: &str| {
+        let is_it = |message: &&Value| message["target"]["name"] == name && message["profile"]["test"] == false;
+        let path = messages.iter().filter(is_it).find_map(|message| message["executable"].as_str());
+        path.map(PathBuf::from).ok_or_else(|| format!("cargo has not built {name}"))
+    };
+    let (lab, remoca) = (program("remoca-lab")?, program("remoca")?);
+    Ok((messages.iter().filter_map(|message| TestProgram::of_message(message, &remoca)).collect(), lab))
 }
 
 /// Builds the images and programs for the guests of the tests, if they are missing.
@@ -160,11 +165,13 @@ pub struct TestProgram {
     /// Path of its source, within that folder.
     source: String,
     path: PathBuf,
+    /// Path of the `remoca` that was built with it.
+    remoca: PathBuf,
 }
 
 impl TestProgram {
     /// Returns the test program that a message of cargo reports as built, or `None` if the message is about something else.
-    fn of_message(message: &Value) -> Option<Self> {
+    fn of_message(message: &Value, remoca: &Path) -> Option<Self> {
         if message["profile"]["test"] != true {
             return None;
         }
@@ -174,6 +181,7 @@ impl TestProgram {
             folder: folder.into(),
             source: source.display().to_string(),
             path: message["executable"].as_str()?.into(),
+            remoca: remoca.into(),
         })
     }
 
@@ -224,6 +232,7 @@ impl TestProgram {
         let mut command = Command::new(&self.path);
         command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("RUST_TEST_THREADS", threads.to_string()).env("PROPTEST_RNG_SEED", seed.to_string());
+        command.env(PROGRAM, &self.remoca);
         if std::env::var_os("TMPDIR").is_none() && Path::new("/var/tmp").is_dir() {
             // Images are placed there, and /tmp may be in memory.
             command.env("TMPDIR", "/var/tmp");

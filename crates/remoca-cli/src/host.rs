@@ -209,7 +209,11 @@ pub fn run(args: &HostArgs, words: &[OsString]) -> Result<()> {
             Form::Json => Ok(format!("{}\n", serde_json::to_string(&report.decisions)?)),
             Form::Table => Ok(table::log(report)),
         }),
-        None => configured(&args.folder.config, words).and_then(|args| divide(&args)),
+        None => configured(&args.folder.config, words).and_then(|mut all| {
+            // Who only looks once must say that it is to change something.
+            all.apply &= args.apply || !args.once;
+            divide(&all)
+        }),
     };
     match shown {
         Err(error) if is_broken_pipe(&error) => Ok(()),

@@ -37,9 +37,13 @@ pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 /// Time limit for any single step on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(240);
 
-/// Builds the `remoca` program, once per process, and returns its path.
+/// Returns the path of the `remoca` program: that of the environment variable `REMOCA_PROGRAM`, which `cargo xtask test` has
+/// built already, or else one that is built now.
 pub fn remoca() -> Result<PathBuf> {
-    built(&[], "debug/remoca")
+    match std::env::var_os("REMOCA_PROGRAM") {
+        Some(program) => Ok(program.into()),
+        None => built(&[], "debug/remoca"),
+    }
 }
 
 /// Builds the `remoca` program as operators run it, for measurements.

@@ -18,12 +18,14 @@ pub struct Input {
     before: u64,
     /// Number of lines that were taken; `None` if none was asked for.
     lines: Option<u64>,
+    /// Whether the line that was taken last had no end, so that the trace may go on elsewhere.
+    is_open: bool,
 }
 
 impl Input {
     /// Returns the bytes that `reader` yields.
     pub fn new(reader: Box<dyn Read>) -> Self {
-        Self { reader, buffer: vec![0; BUFFER_BYTES].into(), unread: 0..0, before: 0, lines: None }
+        Self { reader, buffer: vec![0; BUFFER_BYTES].into(), unread: 0..0, before: 0, lines: None, is_open: false }
     }
 
     /// Returns an error at the current position.
@@ -33,6 +35,11 @@ impl Input {
             None => Position::Byte(self.before + self.unread.start as u64),
         };
         TraceError { kind, format: None, at }
+    }
+
+    /// Returns an error at the line that was taken last, which is `what`: the trace is cut short if the line has no end.
+    pub fn error_in_line(&self, what: String) -> TraceError {
+        self.error(if self.is_open { ErrorKind::CutShort } else { ErrorKind::Wrong(what) })
     }
 
     /// Reads until `count` bytes are in memory, or the trace ends. Returns all bytes that are not taken.
@@ -99,6 +106,7 @@ impl Input {
         }
         let line = &self.buffer[self.unread.start..self.unread.start + length];
         self.unread.start += length;
+        self.is_open = !line.ends_with(b"\n");
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         Ok(Some(line.strip_suffix(b"\r").unwrap_or(line)))
     }

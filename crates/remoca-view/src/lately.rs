@@ -33,6 +33,9 @@ pub struct Lately {
     /// Evicted pages that the disk is not known to hold.
     pub unknown_pages: u64,
     pub reads: u64,
+    /// Reads that the disk answered.
+    #[serde(default)]
+    pub disk_reads: u64,
     pub misaligned_reads: u64,
     /// Evicted pages that the agent took, and that it could not take.
     #[serde(default)]
@@ -63,6 +66,7 @@ impl Lately {
             evicted: count("evictions_reported"),
             unknown_pages: count("evictions_unmatched"),
             reads: count("reads"),
+            disk_reads: status.latency.read_from_disk.count,
             misaligned_reads: count("misaligned_reads"),
             captured: agent.map_or(0, |agent| agent.captured),
             uncaptured: agent.map_or(0, |agent| agent.lost),
@@ -88,6 +92,7 @@ impl Lately {
             evicted: since(|counts| counts.evicted),
             unknown_pages: since(|counts| counts.unknown_pages),
             reads: since(|counts| counts.reads),
+            disk_reads: since(|counts| counts.disk_reads),
             misaligned_reads: since(|counts| counts.misaligned_reads),
             captured: since_agent(|counts| counts.captured),
             uncaptured: since_agent(|counts| counts.uncaptured),

@@ -90,9 +90,14 @@ pub const METRICS: [Metric; 38] = [
     gauge("agent_silent_seconds", "Time since the agent reported; absent without a port or a report.", |_, shown| {
         number(shown.status.port.as_ref()?.agent_heard_s_ago?)
     }),
-    gauge("agent_running", "Whether the agent in the guest reports; absent without a port.", |_, shown| {
-        (shown.figures.agent != Agent::NoPort).then(|| f64::from(u8::from(shown.figures.agent == Agent::Running)))
-    }),
+    gauge(
+        "agent_running",
+        "Whether the agent in the guest reports; absent while no guest has attached the port.",
+        |_, shown| {
+            shown.status.port.as_ref().filter(|port| port.attached)?;
+            flag(shown.figures.agent == Agent::Running)
+        },
+    ),
     count("reads_total", "Reads of the guest.", |_, shown| number(shown.figures.reads)),
     count("read_bytes_total", "Bytes in the blocks that the guest read.", |_, shown| number(shown.figures.read_bytes)),
     count("writes_total", "Writes of the guest.", |_, shown| number(shown.figures.writes)),

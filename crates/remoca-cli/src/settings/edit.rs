@@ -4,12 +4,11 @@ use super::fields::FIELDS;
 use super::vm_path;
 use anyhow::{Context, Result, bail};
 use remoca_disk::start::DiskOptions;
-use remoca_io::small_file::with_ending;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use toml_edit::{ArrayOfTables, DocumentMut, Item, Table};
@@ -119,24 +118,20 @@ pub fn replace(path: &Path, text: &[u8], new_mode: u32) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         path => path?,
     };
-    let new = with_ending(&path, ".new");
-    // A killed process may have left such a file.
-    let _ = std::fs::remove_file(&new);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let new = tempfile::Builder::new().prefix(".remoca-").suffix(".new").tempfile_in(folder)?;
+    let mut file = new.as_file();
     let written = match path.metadata() {
         Ok(former) => {
-            let owner = fchown(&file, Some(former.uid()), Some(former.gid()));
+            let owner = fchown(file, Some(former.uid()), Some(former.gid()));
             owner.and_then(|()| file.set_permissions(former.permissions()))
         }
         Err(_) => file.set_permissions(PermissionsExt::from_mode(new_mode)),
     };
     let written = written.and_then(|()| file.write_all(text)).and_then(|()| file.sync_all());
-    let placed = written.and_then(|()| std::fs::rename(&new, &path));
-    if placed.is_err() {
-        let _ = std::fs::remove_file(&new);
-    }
-    placed?;
-    File::open(path.parent().unwrap_or(&path))?.sync_all()
+    written?;
+    new.persist(&path).map_err(|failed| failed.error)?;
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
@@ -163,6 +158,8 @@ mod tests {
         let folder = folder();
         let path = vm_path(folder.path(), "web1");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o640)).unwrap();
+        let draft = path.with_extension("toml.new");
+        std::fs::write(&draft, "a draft").unwrap();
         let disk = fields::parse("name=data,image=/b,socket=/s,swap,queues=2").unwrap();
         add_disk(folder.path(), "web1", &disk).unwrap();
         let added =
@@ -178,7 +175,7 @@ mod tests {
         add_disk(folder.path(), "web1", &disk).unwrap();
         assert!(read(folder.path()).ends_with(added));
         let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().flatten().collect();
-        assert_eq!(left.len(), 1, "{left:?}");
+        assert_eq!((left.len(), std::fs::read(draft).unwrap()), (2, b"a draft".to_vec()), "{left:?}");
     }
 
     #[test]

@@ -131,7 +131,13 @@ fn show_repeatedly(args: &StatusArgs) -> Result<()> {
     }
 }
 
-/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along.
+/// Returns the time, in seconds since 1970.
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along. After the first status the
+/// command goes on while there is none: a process that is restarted is what somebody may be waiting to see.
 fn repeat<S>(
     args: &StatusArgs,
     mut collect: impl FnMut() -> Result<S>,
@@ -139,13 +145,18 @@ fn repeat<S>(
 ) -> Result<()> {
     let (mut before, mut shown) = (None, 0);
     loop {
-        let now = collect()?;
-        show(&now, before.as_ref())?;
+        match collect() {
+            Ok(now) => {
+                show(&now, before.as_ref())?;
+                before = Some(now);
+            }
+            Err(error) if before.is_some() => eprintln!("{} {error:#}", text::show_time(now_s())),
+            Err(error) => return Err(error),
+        }
         shown += 1;
         let Some(interval) = args.interval.filter(|_| args.count.is_none_or(|count| shown < count)) else {
             return Ok(());
         };
-        before = Some(now);
         std::thread::sleep(Duration::from_secs(interval.into()));
     }
 }
@@ -161,7 +172,6 @@ fn show_server(args: &StatusArgs, now: &remoca_server::Status, before: Option<&r
 
 /// Returns whether totals are shown, or rates with the present time.
 fn view(args: &StatusArgs) -> View {
-    let now_s = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
     args.interval.map_or(View::Totals, |_| View::Rates { now_s: now_s() })
 }
 
@@ -290,7 +300,7 @@ fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answe
     page.remark(remarks);
     written?;
     match now.silent.len() {
-        _ if args.output == Form::Json || !now.vms.is_empty() => Ok(()),
+        _ if args.output == Form::Json || !now.vms.is_empty() || before.is_some() => Ok(()),
         0 => bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere()),
         count => bail!("none of {count} VM processes answers"),
     }

@@ -7,11 +7,11 @@ use super::support::program::{
 use super::support::{PATIENCE, wait_until};
 use remoca_protocol::control::Status;
 use remoca_protocol::trace::{TracedOp, TracedSource, parse_trace};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
@@ -138,6 +138,18 @@ fn the_status_again_and_again() {
     let total = |reads: u64| format!("  {:<26} {reads:>12}\n", "reads");
     assert!(first.contains("Z figures since the start\n") && first.contains(&total(reads)), "{full}");
     assert!(second.contains(&total(0)) && second.contains("reads 0 (0/s), 0B (0B/s)"), "{full}");
+    // A process that ends meanwhile does not end the watch.
+    let control = machine.control().display().to_string();
+    let mut watch = command(REMOCA);
+    watch.args(["status", &control, "-i", "1", "-c", "3"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut watch = watch.spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().take(2).all(|line| line.is_ok()), "heading and line");
+    machine.program.kill();
+    assert!(watch.wait().unwrap().success());
+    machine.restart();
+    machine.pages_sent = 0;
+    forget_slowness(&machine, &mut server);
     let json = text(&ask(&machine, "status", &["-i", "1", "-c", "2", "-o", "json"]));
     assert_eq!(json.lines().count(), 2);
     for line in json.lines() {

@@ -290,6 +290,11 @@ fn what_the_files_say_holds() {
     for words in ["\n[memory]\nminimum = \"7M\"    # ", "vms/a.toml:3\n", "bound = \"none\"    # ", "remoca.toml:5\n"] {
         assert!(shown.contains(words), "`{words}` is missing in: {shown}");
     }
+    // Only what is typed beside --once changes anything.
+    write("remoca.toml", "[host]\ntotal = '32M'\napply = true\n");
+    assert!(!with(&[]).applies && !with(&["--apply=false"]).applies);
+    assert_eq!(vm(&with(&[]), "c").has_bytes, 4 * MIB);
+    assert!(with(&["--apply"]).applies);
     write("remoca.toml", "[host]\ntotl = '16M'\n");
     let wrong = run(&["host", "--once", "--config", config.path().to_str().unwrap()]);
     expect_refusal(&wrong, CONFIGURATION, &["remoca.toml:3: unknown key `totl`: did you mean `total`?"]);

@@ -338,6 +338,74 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     machine.finish();
 }
 
+/// The guest may switch its write cache off between two visits, and does not say so again.
+#[test]
+fn what_a_process_knew_of_write_caches_ends_with_its_connection() {
+    let (_server, mut machine) = machine(82);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    machine.start_queues();
+    wait_until("the other process gives them back", || has_disks(&machine.status()));
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    machine.run(5);
+    machine.program.kill();
+    drop(machine.move_to(other));
+    wait_until("the disks are there", || has_disks(&machine.status()));
+    assert!(news(&machine.status()).contains("its write cache may be off"), "{}", news(&machine.status()));
+    let write_cache = |machine: &mut Machine, disk: usize| machine.disks[disk].guest.read_config(32, 1).unwrap();
+    assert_eq!((write_cache(&mut machine, 0), write_cache(&mut machine, 1)), (vec![0], vec![0]));
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// The other process has the disks, and an image that has grown since. The link is made again all the same, and the disks come back.
+#[test]
+fn a_take_back_that_fails_leaves_the_way_back() {
+    let (_server, mut machine) = machine(83);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let left = machine.move_to(other);
+    machine.run(20);
+    let disk = &mut machine.disks[0];
+    std::fs::File::options().write(true).open(&disk.image).unwrap().set_len(10 << 20).unwrap();
+    disk.model.resize(10 << 20);
+    let said = run(&["disk", "rescan", machine.control().to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let control = left.host.join("control");
+    expect_refusal(&run(&["migrate", control.to_str().unwrap(), "--take-back"]), 1, &["the disks are in use"]);
+    let is_linked = || left.status().migration.is_some_and(|migration| migration.peer.is_some());
+    wait_until("it finds the other process again", || is_linked() && news(&left.status()).contains("connected again"));
+    machine.stop_queues();
+    machine.move_to(left);
+    machine.run(20);
+    assert_eq!(machine.disks[0].guest.capacity().unwrap(), 10 << 20);
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+#[test]
+fn where_disks_came_a_later_migration_that_is_called_off_is_told_too() {
+    let (_server, mut machine) = machine(84);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    machine.move_to(other).program.terminate();
+    let third = incoming(&machine, "c");
+    offer(&machine, "c");
+    assert!(news(&machine.status()).contains("go to"), "{}", news(&machine.status()));
+    let said = run(&["migrate", machine.control().to_str().unwrap(), "--abort"]);
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && text.contains("no connection to") && !text.contains("go to"), "{text}");
+    drop(third);
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
 #[test]
 fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
     let (_server, mut machine) = machine(75);

@@ -269,9 +269,14 @@ impl Warmth {
 
     /// Clears the failed flushes of images that are none of the disks, because the operator says that they are sound, or gone.
     pub(super) fn clear_removed_failures(&self, disks: &[Disk], engine: &mut Engine) {
-        let Some(state) = &self.state else { return };
         let here: Vec<_> = disks.iter().map(|disk| disk.number).collect();
-        state.clear_removed_failures(engine, &here);
+        match &self.state {
+            Some(state) => state.clear_removed_failures(engine, &here),
+            None => {
+                let removed: Vec<_> = engine.index().disks().filter(|disk| !here.contains(disk)).collect();
+                removed.into_iter().for_each(|disk| engine.set_failed_flush(disk, None));
+            }
+        }
         tracing::warn!("the operator says that all images which are no disks any more are sound, or gone");
     }
 

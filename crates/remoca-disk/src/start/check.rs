@@ -96,6 +96,12 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     if former.incoming.is_none() && options.incoming.is_some() {
         bail!("it has its disks, and killed it would wait for them with --incoming: {ADVICE}");
     }
+    let images = |options: &Options| super::are_files(options.disks.iter().map(|disk| &*disk.image));
+    if options.incoming.is_some() && images(former) && !images(options) {
+        bail!(
+            "with a disk that is no file it would, killed, wait for the disks that it has: take out --incoming first, which brought them"
+        );
+    }
     let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
     check_change(options, former, &running)
 }
@@ -202,5 +208,41 @@ fn refuse_shared_sockets(options: &Options) -> Result<()> {
             )
         }
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::Incoming;
+    use super::super::settings::tests::options;
+    use super::*;
+
+    /// The mark at which a killed process sees that its disks came is another one when not all images are files.
+    #[test]
+    fn a_process_whose_disks_came_gets_no_disk_whose_lock_does_not_reach() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = |name: &str, image: String| DiskOptions {
+            name: Some(name.into()),
+            socket: Some(folder.path().join(name)),
+            ..DiskOptions::new(image)
+        };
+        let image = folder.path().join("image");
+        std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let image = image.display().to_string();
+        let incoming = || Some(Incoming { endpoint: "tcp:b:1".parse().unwrap(), key: None });
+        let nowhere = format!("nbd+unix:///?socket={}", folder.path().join("nowhere").display());
+        let with = |images: &[(&str, &str)], incoming| {
+            let disks = images.iter().map(|(name, image)| disk(name, (*image).into())).collect();
+            Options { disks, incoming, ..options(&["tcp:a:1"], 1 << 20) }
+        };
+        let (one, two) = ([("a", &*image)], [("a", &*image), ("b", &*nowhere)]);
+        let refusal =
+            |options: &Options, former: &Options| format!("{:#}", check_upgrade(options, former, &one).unwrap_err());
+        let text = refusal(&with(&two, incoming()), &with(&one, incoming()));
+        assert!(text.contains("take out --incoming first"), "{text}");
+        for former in [incoming(), None] {
+            let text = refusal(&with(&two, None), &with(&one, former));
+            assert!(text.contains("disk b cannot be added"), "its server is asked: {text}");
+        }
     }
 }

@@ -330,10 +330,15 @@ fn start_of(options: &Options, inherited: Option<&Inherited>) -> Result<Start> {
 
 /// Returns the mark that says where the disks on these `images` are, and whether the locks of all images reach the processes of
 /// other hosts.
-fn mark<'a>(options: &Options, mut images: impl Iterator<Item = &'a str>) -> (Option<Mark>, bool) {
-    let lock_reaches = images.all(|image| std::fs::metadata(image).is_ok_and(|image| image.is_file()));
+fn mark<'a>(options: &Options, images: impl Iterator<Item = &'a str>) -> (Option<Mark>, bool) {
+    let lock_reaches = are_files(images);
     // Only a later process with the same control socket finds the mark.
     (options.is_named.then(|| Mark::beside(&options.control, lock_reaches)), lock_reaches)
+}
+
+/// Returns whether all `images` are files, whose locks reach the processes of other hosts.
+fn are_files<'a>(mut images: impl Iterator<Item = &'a str>) -> bool {
+    images.all(|image| std::fs::metadata(image).is_ok_and(|image| image.is_file()))
 }
 
 /// Returns where the disks are, as far as it can be known before their images are opened.

@@ -115,13 +115,13 @@ pub(super) fn hash_of(options: &Options) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::options::PortOptions;
     use super::*;
     use remoca_core::rules::Rules;
     use std::time::Duration;
 
-    fn options(servers: &[&str], cache: u64) -> Options {
+    pub fn options(servers: &[&str], cache: u64) -> Options {
         Options {
             name: "vm".into(),
             is_named: true,

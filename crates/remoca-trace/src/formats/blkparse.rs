@@ -21,6 +21,9 @@ pub(super) struct Blkparse {
     is_summary: bool,
 }
 
+/// What blkparse says of each file that it reads, before all events where there are many processors.
+pub(super) const NOTE: &[u8] = b"Input file ";
+
 /// The words that each event begins with.
 pub(super) struct Event<'a> {
     device: &'a [u8],
@@ -89,14 +92,14 @@ impl Parser for Blkparse {
                     return Err(input.error(ErrorKind::Wrong(what.into())));
                 }
                 None => return Ok(!batch.records.is_empty()),
-                Some(line) if self.is_summary || line.is_empty() => continue,
+                Some(line) if self.is_summary || line.is_empty() || line.starts_with(NOTE) => continue,
                 Some(line) if line.starts_with(b"CPU") || line.starts_with(b"Total") => {
                     self.is_summary = true;
                     continue;
                 }
                 Some(line) => self.request(line),
             };
-            match request.map_err(|what| input.error(ErrorKind::Wrong(what)))? {
+            match request.map_err(|what| input.error_in_line(what))? {
                 Some(request) => batch.records.push(request),
                 None => batch.skipped += 1,
             }

@@ -22,7 +22,7 @@ pub use format::Format;
 use std::io::Read;
 
 /// Bytes of a trace that are looked at to find its format.
-const SNIFFED_BYTES: usize = 4096;
+const SNIFFED_BYTES: usize = 16384;
 
 /// A trace that is being read.
 pub struct Source {

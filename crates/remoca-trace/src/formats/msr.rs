@@ -8,7 +8,7 @@
 use super::batch::{BATCH_RECORDS, Batch, Parser};
 use super::disks::Disks;
 use super::text::{number, shown};
-use crate::error::{ErrorKind, TraceError};
+use crate::error::TraceError;
 use crate::input::Input;
 use crate::limits::of_bytes;
 use remoca_protocol::trace::{TraceRecord, TracedOp};
@@ -69,7 +69,7 @@ impl Parser for Msr {
                 Some(b"") => continue,
                 Some(line) => self.record(line),
             };
-            batch.records.push(record.map_err(|what| input.error(ErrorKind::Wrong(what)))?);
+            batch.records.push(record.map_err(|what| input.error_in_line(what))?);
         }
         Ok(true)
     }

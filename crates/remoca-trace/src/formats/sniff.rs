@@ -24,7 +24,8 @@ pub(super) fn format(first: &[u8]) -> Result<Format, String> {
     }
     let magic = first.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
     let is_blktrace = |magic: u32| [magic, magic.swap_bytes()].iter().any(|word| word & !0xff == blktrace::MAGIC);
-    let line = first.split(|byte| *byte == b'\n').find(|line| !line.is_empty()).unwrap_or_default();
+    let mut lines = first.split(|byte| *byte == b'\n');
+    let line = lines.find(|line| !line.is_empty() && !line.starts_with(blkparse::NOTE)).unwrap_or_default();
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     match () {
         () if first.starts_with(&MAGIC) => Ok(Format::Remoca),

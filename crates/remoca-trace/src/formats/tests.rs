@@ -62,6 +62,9 @@ fn msr() {
     ] {
         refused(format!("{MSR}{line}\n").as_bytes(), None, Position::Line(4), says);
     }
+    // A copy that was made while it was written.
+    let cut = read(&MSR.as_bytes()[..MSR.len() - 20], None).unwrap_err();
+    assert_eq!((cut.is_cut_short(), cut.at), (true, Position::Line(3)));
     refused(&[MSR.as_bytes(), &[b'1'; 5000]].concat(), None, Position::Line(4), "longer than 4096 bytes");
 }
 
@@ -93,6 +96,11 @@ fn blkparse() {
     let only_c = "  8,0    3        7     0.000005000     0  C   W 223490 + 8 [0]\n";
     refused(only_c.as_bytes(), None, Position::Line(2), "no request that was queued");
     refused(format!("{only_c}hello\n").as_bytes(), None, Position::Line(2), "`hello` is no event");
+    assert!(read(format!("{only_c}  8,0    3  ").as_bytes(), None).unwrap_err().is_cut_short());
+    // What blkparse says of its files comes first where there are more than its buffer holds.
+    let notes: String = (0..200).map(|cpu| format!("Input file sda.blktrace.{cpu} added\n")).collect();
+    let (format, noted) = read(format!("{notes}{BLKPARSE}").as_bytes(), None).unwrap();
+    assert_eq!((format, brief(&noted)), (Format::Blkparse, brief(&records(BLKPARSE.as_bytes(), Format::Blkparse))));
     let far = "  8,0    3        7     0.000005000     0  Q   W 36028797018963968 + 8 [0]\n";
     refused(far.as_bytes(), None, Position::Line(1), "no disk is larger than 4 PiB");
 }

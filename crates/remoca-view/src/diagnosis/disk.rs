@@ -53,7 +53,11 @@ pub fn errors(vm: &Vm, _: &Shown) -> Option<Found> {
     (count > 0).then(|| Found::failed("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
 }
 
-pub fn slow(_: &Vm, shown: &Shown) -> Option<Found> {
+pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
+    if vm.lately.disk_reads == 0 {
+        // What it usually takes is that of a moment long ago.
+        return None;
+    }
     let NormalLatency { p50_us, p99_us } = shown.status.hedging.disk.as_ref()?;
     let usual_us = shown.status.latency.read_from_disk.p50_us;
     let is_slower = *p50_us >= SLOWER_US && usual_us > 0.0 && *p50_us >= usual_us * SLOWER_TIMES;

@@ -168,6 +168,15 @@ fn a_server_that_was_slow_before_its_vm_became_idle_is_not_named() {
 }
 
 #[test]
+fn a_disk_that_was_slow_before_nobody_read_from_it_is_not_named() {
+    let quiet = problems(|status| {
+        status.hedging.disk = Some(NormalLatency { p50_us: 180_000.0, p99_us: 900_000.0 });
+        status.latency.read_from_disk.count = 0;
+    });
+    assert_eq!(quiet, []);
+}
+
+#[test]
 fn a_cache_that_is_off_needs_no_server() {
     let off = problems(|status| {
         status.cache.enabled = false;

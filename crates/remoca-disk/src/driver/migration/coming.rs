@@ -304,7 +304,8 @@ fn in_own_order(header: StateHeader, order: &[usize]) -> StateHeader {
     }
 }
 
-/// Returns the position here of each disk that is offered. The two processes may have them in another order.
+/// Returns the position here of each disk that is offered. The two processes may have them in another order. Where the disks are here
+/// already, an image may have grown since they came.
 ///
 /// # Errors
 /// If the disks, or anything else, are not those of this process.
@@ -312,7 +313,12 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
     if offer.version != own.version {
         return Err(format!("it hands over in version {}, this program takes {VERSION}: upgrade", offer.version));
     }
-    let order: Vec<_> = offer.disks.iter().filter_map(|disk| own.disks.iter().position(|here| here == disk)).collect();
+    let is_it = |disk: &OfferedDisk, here: &OfferedDisk| match offer.returns {
+        true => *here == OfferedDisk { bytes: here.bytes, ..disk.clone() },
+        false => here == disk,
+    };
+    let order: Vec<_> =
+        offer.disks.iter().filter_map(|disk| own.disks.iter().position(|here| is_it(disk, here))).collect();
     let is_each = (0..own.disks.len()).all(|at| order.contains(&at));
     if !is_each || order.len() != own.disks.len() || order.len() != offer.disks.len() {
         let show = |disks: &[OfferedDisk]| {

@@ -41,6 +41,8 @@ pub(super) struct Connection {
     again_after: Duration,
     /// Whether the peer should have the disks already.
     links_again: bool,
+    /// Whether the peer has made the connection.
+    came: bool,
     /// Control client that waits for the peer's answer to the offer.
     client: Option<ControlRequest>,
 }
@@ -51,6 +53,8 @@ pub(super) struct Lost {
     pub(super) client: Option<ControlRequest>,
     /// Whether the peer should have had the disks already.
     pub(super) linked_again: bool,
+    /// Whether the peer had made the connection.
+    pub(super) came: bool,
 }
 
 impl Connection {
@@ -69,6 +73,7 @@ impl Connection {
             way: None,
             again_after: LINK_AGAIN_AFTER.0,
             links_again: false,
+            came: false,
             client: None,
         })
     }
@@ -98,6 +103,7 @@ impl Connection {
                 peer.end_politely();
             } else {
                 any = true;
+                self.came = true;
                 self.peer = Some(peer);
                 self.since = Some(now);
                 self.links_again = false;
@@ -112,6 +118,7 @@ impl Connection {
         let peer = self.peers.connect(endpoint.clone(), key, self.wake_up.wake())?;
         peer.offer(offer);
         self.name = endpoint.to_string();
+        self.came = false;
         self.peer = Some(peer);
         self.since = Some(now);
         self.links_again = offer.returns;
@@ -132,11 +139,6 @@ impl Connection {
     /// Returns the peer's name.
     pub(super) fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Returns whether other processes may connect to this one.
-    pub(super) fn is_incoming(&self) -> bool {
-        self.incoming.is_some()
     }
 
     /// Keeps the client that waits for the answer to an offer.
@@ -198,7 +200,7 @@ impl Connection {
     pub(super) fn lose(&mut self) -> Option<Lost> {
         self.peer.take()?;
         let (name, client) = (std::mem::take(&mut self.name), self.client.take());
-        Some(Lost { name, client, linked_again: std::mem::take(&mut self.links_again) })
+        Some(Lost { name, client, linked_again: std::mem::take(&mut self.links_again), came: self.came })
     }
 
     /// Tells the peer that nothing more comes.

@@ -186,10 +186,12 @@ impl Migration {
         let taken = self.ownership.take_back(vm.host.now());
         if taken {
             // The other process's answer no longer matters.
-            self.connection.forget_way();
             self.connection.end();
         }
         self.do_migration(vm);
+        if self.ownership.holds() {
+            self.connection.forget_way();
+        }
         match (taken, self.ownership.holds()) {
             (false, true) => Err("the disks are here".into()),
             (false, false) => Err(format!(
@@ -253,12 +255,12 @@ impl Migration {
     }
 
     fn lose_peer(&mut self, vm: &mut Vm, why: &str) {
-        let Some(Lost { name, client, linked_again }) = self.connection.lose() else { return };
+        let Some(Lost { name, client, linked_again, came }) = self.connection.lose() else { return };
         let news = format!("no connection to {name} any more: {why}");
         if let Some(client) = client {
             client.answer(Reply::Error { error: format!("{name}: {why}") });
         }
-        let is_done = self.connection.is_incoming() && self.ownership.holds();
+        let is_done = came && self.ownership.holds();
         if linked_again {
             self.tell_missing(&name, why);
         } else if is_done || !self.ownership.is_linked() {
@@ -295,7 +297,11 @@ impl Migration {
                     // The disks are no longer about to come, so waiting requests are examined again.
                     vm.guests.pop_again();
                 }
-                Action::Forget => self.received = None,
+                Action::Forget => {
+                    self.received = None;
+                    // The guest may switch its write cache off before the disks come.
+                    self.write_caches.clear();
+                }
                 Action::Lock => self.lock_disks(vm),
                 Action::Serve { warm } => {
                     self.connection.end_search();

@@ -287,6 +287,17 @@ fn nothing_of_a_failed_read_is_delivered() {
 }
 
 #[test]
+fn without_a_state_file_failed_flushes_of_removed_images_are_forgotten_too() {
+    let mut bench = Bench::start_with(config(2), device(), |_, _| ());
+    let super::Vm { warmth, guests, engine, .. } = &mut bench.driver.vm;
+    assert!(!warmth.is_kept());
+    let (here, removed) = (guests.disks()[0].number, DiskIndex(1));
+    [here, removed].into_iter().for_each(|number| engine.set_failed_flush(number, Some(5)));
+    warmth.clear_removed_failures(guests.disks(), engine);
+    assert_eq!([here, removed].map(|number| engine.index().flush_failed(number)), [Some(5), None]);
+}
+
+#[test]
 fn a_departed_guest_writes_nothing() {
     let mut bench = Bench::start();
     bench.read(16, PAGES as u64);
