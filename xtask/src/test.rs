@@ -22,8 +22,9 @@ const LONG: &str = "long: cargo xtask test-long";
 const SEED: u64 = 1;
 /// Program that some tests need, built beforehand: a build during the tests would slow them down.
 const ABLATION: [&str; 4] = ["--bin", "remoca-ablation", "--features", "ablation"];
-/// Environment variable with the path of the `remoca` that was built with the tests. Alone it would be built again, with the features
-/// that it has without them.
+/// Environment variable with the path of the `remoca` that was built with the tests. Alone it would be built again, without the features
+/// that only tests use: `testing`, and the engine's `ablation`, which nothing in this program switches on. `make demo` and the tests of
+/// packages run the shipped one.
 const PROGRAM: &str = "REMOCA_PROGRAM";
 
 /// Checks formatting, the structure of the sources, and lints.

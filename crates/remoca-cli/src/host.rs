@@ -91,7 +91,8 @@ pub struct HostArgs {
     #[command(flatten)]
     place: Place,
 
-    /// Look once, and end; with --apply, after the changes of one plan, and with --guests after one round
+    /// Look once, and end; with --apply, after the changes of one plan, and with --guests after one round. That --apply must be typed: the
+    /// one in remoca.toml is for the daemon
     #[arg(long)]
     once: bool,
 
@@ -321,7 +322,7 @@ fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
     std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     HostLock::take(&paths.lock).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => anyhow!(
-            "another `remoca host` runs here: `remoca host status` shows what it does, and `remoca host --once --apply=false` looks beside it"
+            "another `remoca host` runs here: `remoca host status` shows what it does, and `remoca host --once` looks beside it"
         ),
         _ => anyhow::Error::new(error).context(format!("cannot lock {}", paths.lock.display())),
     })

@@ -8,7 +8,7 @@
 
 use crate::nbd::{Attached, NbdExport, NbdRequest};
 use crate::request::{CopyError, Operation, Outcome};
-use crate::vhost::{BlkRequest, Frame, Status, VhostDevice};
+use crate::vhost::{Attachment, BlkRequest, Frame, Status, VhostDevice};
 use remoca_io::buffer::IoBuffer;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -114,6 +114,14 @@ impl Frontend {
     pub fn inherit_write_cache(&mut self, is_on: bool) {
         if let Self::Vhost(device) = self {
             device.inherit_write_cache(is_on);
+        }
+    }
+
+    /// Returns the attachment of the front end that is connected. Returns `None` if none is, and for an NBD export.
+    pub fn attachment(&self) -> Option<Attachment> {
+        match self {
+            Self::Vhost(device) => device.attachment(),
+            Self::Nbd(_) => None,
         }
     }
 

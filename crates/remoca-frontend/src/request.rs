@@ -13,6 +13,17 @@ pub enum Operation {
     WriteZeroes { ranges: Vec<ZeroRange> },
 }
 
+impl Operation {
+    /// Returns the number of disk I/Os that it is made of at most.
+    pub fn parts(&self) -> usize {
+        match self {
+            Self::Read { .. } | Self::Write { .. } | Self::Flush => 1,
+            Self::Discard { ranges } => ranges.len(),
+            Self::WriteZeroes { ranges } => ranges.len(),
+        }
+    }
+}
+
 /// One range of a write-zeroes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZeroRange {

@@ -98,6 +98,25 @@ fn a_chain_of_very_many_pieces_is_handed_out_a_bounded_number_at_a_time() {
     assert_eq!(read(&mut guest, 0, 0, data.len()), (OK, data));
 }
 
+/// Each range is a disk I/O of its own.
+#[test]
+fn of_requests_with_many_ranges_fewer_are_handed_out_at_a_time() {
+    let options = Options { queue_size: 1024, ..Options::default() };
+    let Setup { mut guest, backend, .. } = start(config(), options);
+    backend.plan.hold.store(true, SeqCst);
+    let ranges: Vec<_> = (0..16).map(|sector| (sector, 1, 0)).collect();
+    for _ in 0..512 {
+        guest.submit(0, Command::Discard(&ranges));
+    }
+    guest.queues[0].kick();
+    backend.wait_until("the limit", |plan| plan.held.load(SeqCst) >= 256);
+    backend.wait_for_turn();
+    assert_eq!(backend.plan.held.load(SeqCst), 256, "4,096 ranges");
+    backend.plan.hold.store(false, SeqCst);
+    guest.wait_for_all();
+    assert_eq!(backend.plan.taken.load(SeqCst), 512);
+}
+
 /// What a guest can make the device keep of its chains is bounded, however many buffers each of them has.
 #[test]
 fn requests_of_many_buffers_take_no_more_memory_than_a_few() {

@@ -86,10 +86,10 @@ impl<S: Surroundings> Daemon<S> {
         let on_disk = paths.map(|paths| record::read_or_keep(&paths.record)).transpose()?;
         let record = on_disk.unwrap_or_default();
         let lend = record.guests.iter().filter(|(_, sizes)| sizes.taken() > 0).map(|(vm, _)| vm.as_str());
-        let lend: Vec<_> = lend.filter(|_| settings.guests.is_none()).collect();
+        let lend: Vec<_> = lend.filter(|_| settings.guests.is_none() || !settings.applies).collect();
         if !lend.is_empty() {
             tracing::warn!(
-                "guests take no part now, but these have less memory than at first: {}. `--guests` goes on with them; `remoca host give-back` gives them theirs back",
+                "guests take no part now, and get no help, but these have less memory than at first: {}. `--guests` with `--apply` goes on with them; `remoca host give-back` gives them theirs back",
                 lend.join(", ")
             );
         }

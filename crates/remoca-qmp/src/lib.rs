@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use wire::Wire;
 
 /// Maximum size of an answer, together with the events before it.
-pub const ANSWER_BYTES_MAX: usize = 4 << 20;
+pub const ANSWER_BYTES_MAX: usize = 256 << 10;
 
 /// How long to wait.
 #[derive(Clone, Copy, Debug)]

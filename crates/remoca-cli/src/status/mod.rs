@@ -136,8 +136,11 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along. After the first status the
-/// command goes on while there is none: a process that is restarted is what somebody may be waiting to see.
+/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along. After the first status it
+/// goes on while there is none: a process that is restarted is what somebody may be waiting to see.
+///
+/// # Errors
+/// If there is no status at first, or none at the last of a number of times.
 fn repeat<S>(
     args: &StatusArgs,
     mut collect: impl FnMut() -> Result<S>,
@@ -145,18 +148,20 @@ fn repeat<S>(
 ) -> Result<()> {
     let (mut before, mut shown) = (None, 0);
     loop {
-        match collect() {
+        let looked = collect();
+        shown += 1;
+        let interval = args.interval.filter(|_| args.count.is_none_or(|count| shown < count));
+        match looked {
             Ok(now) => {
                 show(&now, before.as_ref())?;
                 before = Some(now);
             }
-            Err(error) if before.is_some() => eprintln!("{} {error:#}", text::show_time(now_s())),
+            Err(error) if interval.is_some() && before.is_some() => {
+                eprintln!("remoca: {}: {error:#}", text::show_time(now_s()));
+            }
             Err(error) => return Err(error),
         }
-        shown += 1;
-        let Some(interval) = args.interval.filter(|_| args.count.is_none_or(|count| shown < count)) else {
-            return Ok(());
-        };
+        let Some(interval) = interval else { return Ok(()) };
         std::thread::sleep(Duration::from_secs(interval.into()));
     }
 }

@@ -311,6 +311,9 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     machine.start_queues();
     machine.run(20);
     assert!(news(&machine.status()).contains("has the disks, cold"), "{}", news(&machine.status()));
+    // It has been here all the time, so what it says of its write cache is known.
+    assert!(!news(&machine.status()).contains("write cache"), "{}", news(&machine.status()));
+    assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [1]);
     assert!(!has_disks(&again.status()));
     again.program.terminate();
     machine.run_until_hits(100);

@@ -78,6 +78,7 @@ pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
         }
         refuse_other_qcow2_images(options, former)?;
         refuse_other_sockets(options, former)?;
+        refuse_other_marks(options, former)?;
         offers(options).check_beside(&offers(former)).map_err(|lacking| anyhow!("{lacking}: {ADVICE}"))?;
     }
     check_change(options, former, &names)
@@ -96,14 +97,21 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     if former.incoming.is_none() && options.incoming.is_some() {
         bail!("it has its disks, and killed it would wait for them with --incoming: {ADVICE}");
     }
-    let images = |options: &Options| super::are_files(options.disks.iter().map(|disk| &*disk.image));
-    if options.incoming.is_some() && images(former) && !images(options) {
-        bail!(
-            "with a disk that is no file it would, killed, wait for the disks that it has: take out --incoming first, which brought them"
-        );
-    }
+    refuse_other_marks(options, former)?;
     let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
     check_change(options, former, &running)
+}
+
+/// Refuses the first image that is no file for a process that waits for its disks: the mark that says that they came is then another one.
+fn refuse_other_marks(options: &Options, former: &Options) -> Result<()> {
+    let are_files = |options: &Options| super::are_files(options.disks.iter().map(|disk| &*disk.image));
+    if options.incoming.is_some() && are_files(former) && !are_files(options) {
+        bail!(
+            "it was started with --incoming, and has its disks: with a disk whose image is no file, it would wait for them again after a \
+             kill. Take out --incoming with this change"
+        );
+    }
+    Ok(())
 }
 
 /// Refuses another socket for a disk or for the port: the guest that is there uses the former one.
@@ -236,13 +244,19 @@ mod tests {
             Options { disks, incoming, ..options(&["tcp:a:1"], 1 << 20) }
         };
         let (one, two) = ([("a", &*image)], [("a", &*image), ("b", &*nowhere)]);
-        let refusal =
-            |options: &Options, former: &Options| format!("{:#}", check_upgrade(options, former, &one).unwrap_err());
-        let text = refusal(&with(&two, incoming()), &with(&one, incoming()));
-        assert!(text.contains("take out --incoming first"), "{text}");
-        for former in [incoming(), None] {
-            let text = refusal(&with(&two, None), &with(&one, former));
-            assert!(text.contains("disk b cannot be added"), "its server is asked: {text}");
+        let other = [("b", &*nowhere), ("c", &*nowhere)];
+        let refusal = |options: &Options, former: &Options, running: &[(&str, &str)]| {
+            format!("{:#}", check_upgrade(options, former, running).unwrap_err())
+        };
+        let text = refusal(&with(&two, incoming()), &with(&one, incoming()), &one);
+        assert!(text.contains("Take out --incoming with this change"), "{text}");
+        for (options, former, running) in [
+            (with(&two, None), with(&one, incoming()), &one),
+            (with(&two, None), with(&one, None), &one),
+            (with(&other, incoming()), with(&other[..1], incoming()), &[other[0]]),
+        ] {
+            let text = refusal(&options, &former, running);
+            assert!(text.contains("cannot be added"), "its server is asked: {text}");
         }
     }
 }

@@ -18,6 +18,7 @@ use remoca_io::sealed;
 use remoca_io::sizes;
 use remoca_io::wake;
 use remoca_protocol::guests::NbdClient;
+use remoca_protocol::nbd::{Command, REQUEST_HEADER_LEN, Request};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::time::Timespec;
 use slab::Slab;
@@ -63,6 +64,8 @@ struct Client {
     writable: bool,
     /// The client has shut down its sending side; only bytes that it sent before may still arrive.
     closing: bool,
+    /// ... and a goodbye is all that was still to be read then.
+    is_goodbye_next: bool,
     /// Everything that it sent was read. It is removed when all of its answers are sent.
     leaving: bool,
     /// One of the server's limited seats. The client's requests hold it too.
@@ -154,14 +157,9 @@ impl NbdExport {
         // The events of the other clients are acted on in the next turn.
         self.again = true;
         let Attached { name, socket, transmission, seat, is_kept, .. } = attached;
-        // One that said goodbye sends nothing more, and gets its answers.
-        let said_goodbye = |client: &Client| matches!(client.transmission.end(), Some(End::Disconnect));
-        let gone = |client: &Client| client.closing || client.leaving && !said_goodbye(client);
-        let gone: Vec<_> =
-            self.clients.iter().filter(|(_, client)| !is_kept && gone(client)).map(|(key, _)| key).collect();
-        gone.into_iter().for_each(|key| {
-            self.remove::<()>(key, "another client came after it had closed its connection");
-        });
+        if !is_kept {
+            self.remove_closed(|client| client.closing || client.leaving);
+        }
         self.generation += 1;
         let entry = self.clients.vacant_entry();
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -177,9 +175,11 @@ impl NbdExport {
             readable: true,
             writable: true,
             closing: false,
+            is_goodbye_next: false,
             leaving: false,
             seat,
         });
+        self.remove_replaced();
         Ok(())
     }
 
@@ -205,18 +205,34 @@ impl NbdExport {
             let Some(client) = self.clients.get_mut(key) else { continue };
             client.readable |= flags.contains(EventFlags::IN);
             client.writable |= flags.contains(EventFlags::OUT);
-            client.closing |= flags.contains(EventFlags::RDHUP);
-            let said_goodbye = matches!(client.transmission.end(), Some(End::Disconnect));
-            let is_replaced = client.closing && !said_goodbye && self.clients.len() > 1;
+            if flags.contains(EventFlags::RDHUP) && !client.closing {
+                client.closing = true;
+                client.is_goodbye_next = client.has_goodbye();
+            }
             if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                 // The client no longer waits for answers, and requests that were not answered need not be executed.
                 self.remove::<()>(key, "closed");
-            } else if is_replaced {
-                // What it has sent and nobody has read may come again from another client, and must not be read after that.
-                self.remove::<()>(key, "closed, and others stay");
             }
         }
+        self.remove_replaced();
         Ok(count)
+    }
+
+    /// Removes clients that have closed their connections while others stay: what they have sent and nobody has read may come again from
+    /// another client, and must not be read after that.
+    fn remove_replaced(&mut self) {
+        if self.clients.len() > 1 {
+            self.remove_closed(|client| client.closing);
+        }
+    }
+
+    /// Removes the clients of which `is_closed` is true. One that says goodbye sends nothing more, and gets its answers.
+    fn remove_closed(&mut self, is_closed: impl Fn(&Client) -> bool) {
+        let is_gone = |client: &Client| is_closed(client) && !client.says_goodbye();
+        let gone: Vec<_> = self.clients.iter().filter(|(_, client)| is_gone(client)).map(|(key, _)| key).collect();
+        gone.into_iter().for_each(|key| {
+            self.remove::<()>(key, "closed its connection, and there are others");
+        });
     }
 
     /// Returns the next request from the clients in turn, or `None` if there is none now.
@@ -249,7 +265,7 @@ impl NbdExport {
             if oldest_held.is_some_and(|held| held < client.served_from) {
                 return None;
             }
-            if client.leaving && client.transmission.is_quiet() {
+            if client.leaving && client.says_goodbye() && client.transmission.is_quiet() {
                 return self.remove(key, "said goodbye");
             }
             let piece = if begins { client.transmission.pop() } else { client.transmission.pop_begun() };
@@ -368,6 +384,20 @@ impl Client {
             to_send: to_send.len() as u64,
             begun,
         }))
+    }
+
+    /// Returns whether the client has said goodbye, or does so with all that is still to be read of it.
+    fn says_goodbye(&self) -> bool {
+        self.is_goodbye_next || matches!(self.transmission.end(), Some(End::Disconnect))
+    }
+
+    /// Returns whether a goodbye is all that has come and was not read.
+    fn has_goodbye(&self) -> bool {
+        let mut bytes = [0; REQUEST_HEADER_LEN + 1];
+        let goodbye = |bytes: &[u8]| Request::decode(bytes.first_chunk()?).map(|request| request.command);
+        self.transmission.is_between_requests()
+            && socket::peek(&self.socket, &mut bytes) == REQUEST_HEADER_LEN
+            && goodbye(&bytes) == Some(Command::Disconnect)
     }
 
     /// Receives bytes from the client. Returns false if nothing can be read now.

@@ -2,6 +2,7 @@
 
 use super::outbox::Outbox;
 use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -19,6 +20,11 @@ pub(super) fn receive(socket: &OwnedFd, room: &mut [u8]) -> io::Result<Option<us
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Reads the bytes that have come, up to those of `room`, which stay to be read. Returns their number, 0 if there are none.
+pub(super) fn peek(socket: &OwnedFd, room: &mut [u8]) -> usize {
+    recv(socket, room, RecvFlags::PEEK | RecvFlags::DONTWAIT).map_or(0, |(count, _)| count)
 }
 
 /// Sends once, and returns the number of bytes. Returns `None` if the client has to receive something first.

@@ -571,7 +571,10 @@ fn what_a_connection_left_in_flight_is_finished_before_its_siblings_go_on() {
     export.notify();
     second.read_exact(&mut [0; 32]).unwrap();
     // One that leaves nothing behind holds up nobody.
-    let third = attach(&mut export, &seat);
+    let mut third = attach(&mut export, &seat);
+    third.write_all(&write(1)).unwrap();
+    let done = pop(&mut export).unwrap();
+    export.complete(done, Outcome::Done);
     second.write_all(&write(5)).unwrap();
     let held = pop(&mut export).unwrap();
     drop(third);
@@ -589,15 +592,75 @@ fn a_client_that_said_goodbye_gets_its_answers() {
     let mut first = attach(&mut export, &seat);
     first.write_all(&request(Command::Flush, 0, 1, 0, 0).encode()).unwrap();
     first.write_all(&request(Command::Disconnect, 0, 2, 0, 0).encode()).unwrap();
+    first.shutdown(Shutdown::Write).unwrap();
     let flush = pop(&mut export).unwrap();
     assert!(pop(&mut export).is_none());
-    let _second = attach(&mut export, &seat);
+    let mut second = attach(&mut export, &seat);
     export.complete(flush, Outcome::Done);
     export.notify();
     first.read_exact(&mut [0; 16]).unwrap();
     // Its socket is closed even while nothing new is begun.
     assert!(export.pop_begun().is_none());
     assert_eq!((export.client_count(), first.read(&mut [0; 1]).unwrap()), (1, 0));
+    // Nobody has read the goodbye when the end of the connection is seen beside it.
+    let _third = attach(&mut export, &seat);
+    second.write_all(&request(Command::Flush, 0, 1, 0, 0).encode()).unwrap();
+    let flush = pop(&mut export).unwrap();
+    second.write_all(&request(Command::Disconnect, 0, 2, 0, 0).encode()).unwrap();
+    second.shutdown(Shutdown::Write).unwrap();
+    assert!(pop(&mut export).is_none());
+    export.complete(flush, Outcome::Done);
+    export.notify();
+    second.read_exact(&mut [0; 16]).unwrap();
+    assert!(pop(&mut export).is_none());
+    assert_eq!((export.client_count(), second.read(&mut [0; 1]).unwrap()), (1, 0), "closed in good order");
+}
+
+/// More than it may have in flight was received when it closed its side.
+#[test]
+fn a_client_alone_that_closes_its_side_gets_all_answers() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let mut client = attach(&mut export, &seat);
+    let count = REQUESTS_MAX + 70;
+    let requests: Vec<u8> = (0..count as u64).flat_map(|n| request(Command::Flush, 0, n, 0, 0).encode()).collect();
+    client.write_all(&requests).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut answered = 0;
+    while export.client_count() > 0 {
+        let held: Vec<_> = std::iter::from_fn(|| pop(&mut export)).collect();
+        answered += held.len();
+        held.into_iter().for_each(|request| export.complete(request, Outcome::Done));
+        export.notify();
+    }
+    assert_eq!(answered, count);
+    client.read_exact(&mut vec![0; 16 * count]).unwrap();
+}
+
+/// A look at the events of all, before what one of them sent is taken, must not swallow those of the others.
+#[test]
+fn events_that_are_seen_in_passing_are_acted_on() {
+    let (mut export, seat) = (NbdExport::new(DISK).unwrap(), Arc::new(()));
+    let flush = request(Command::Flush, 0, 1, 0, 0).encode();
+    let mut clients: Vec<_> = (0..2).map(|_| attach(&mut export, &seat)).collect();
+    clients[0].write_all(&flush).unwrap();
+    let first = pop(&mut export).unwrap();
+    assert!(pop(&mut export).is_none(), "both were read to the end");
+    export.complete(first, Outcome::Done);
+    clients.push(attach(&mut export, &seat));
+    export.notify();
+    export.handle_events().unwrap();
+    assert!(export.pop().is_none() && !is_ready(&export));
+    clients[0].write_all(&flush).unwrap();
+    let again = pop(&mut export).unwrap();
+    // The second one is looked at first, the third one has half a request.
+    clients[2].write_all(&flush[..5]).unwrap();
+    export.handle_events().unwrap();
+    clients[1].write_all(&flush).unwrap();
+    assert!(export.pop().is_none());
+    export.notify();
+    assert!(is_ready(&export), "nobody would ask again");
+    let second = pop(&mut export).unwrap();
+    [again, second].into_iter().for_each(|request| export.complete(request, Outcome::Done));
 }
 
 /// Over its limits it is not read; when it listens it goes on, without another event of its socket.

@@ -390,6 +390,11 @@ impl Transmission {
         self.open[piece.slot].cookie()
     }
 
+    /// Returns whether everything that was received has been taken, and the next bytes begin a request.
+    pub(super) fn is_between_requests(&self) -> bool {
+        matches!(self.state, State::Header) && self.staging.pending().is_empty()
+    }
+
     /// Returns whether all requests were answered and all answers sent. A write whose payload has not been received
     /// completely does not count.
     pub(super) fn is_quiet(&self) -> bool {

@@ -148,6 +148,21 @@ impl Session {
     }
 }
 
+/// The time for which one front end is connected.
+#[derive(Clone, Debug)]
+pub struct Attachment(Arc<Session>);
+
+impl Attachment {
+    pub(super) fn of(session: &Arc<Session>) -> Self {
+        Self(Arc::clone(session))
+    }
+
+    /// Returns whether that front end is still connected.
+    pub fn lasts(&self) -> bool {
+        self.0.is_live()
+    }
+}
+
 /// The number of segments in all chains that a device has in memory. A segment takes 24 bytes, and a chain has up to
 /// 1,024 of them.
 #[derive(Debug, Default)]

@@ -11,7 +11,7 @@ use virtio_bindings::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_INDIRECT_DESC;
 
 use super::audience::Audience;
-use super::chain::Session;
+use super::chain::{Attachment, Session};
 use super::command::{Capacity, Envelope, IoThread, Until, Waiting, WriteCache};
 use super::config::{ConfigError, DeviceConfig, feature};
 use super::control::ControlThread;
@@ -217,7 +217,7 @@ impl VhostDevice {
         let is_idle = self.throttle.is_idle();
         let Some(Until::CacheFlushed { handed_out }) = self.waiting_until().filter(|_| is_idle) else { return None };
         *handed_out = true;
-        Some(BlkRequest::cache_flush(self.hand_out()))
+        Some(BlkRequest::cache_flush(self.hand_out(1)))
     }
 
     /// Returns whether [`Self::pop_begun`] has requests: another piece of one that has been handed out in part, or one that a
@@ -252,7 +252,7 @@ impl VhostDevice {
         let context = Context { config: &self.config, session: &self.session, indirect, segments };
         let taken = self.queues[index].take(&context)?;
         Some(BlkRequest {
-            id: self.hand_out(),
+            id: self.hand_out(taken.operation.parts()),
             queue: u16::try_from(index).expect("at most 64 queues"),
             operation: taken.operation,
             chain: Some(taken.chain),
@@ -261,8 +261,8 @@ impl VhostDevice {
         })
     }
 
-    fn hand_out(&mut self) -> RequestId {
-        self.throttle.hold();
+    fn hand_out(&mut self, parts: usize) -> RequestId {
+        self.throttle.hold(parts);
         self.next_id += 1;
         RequestId(self.next_id)
     }
@@ -275,7 +275,7 @@ impl VhostDevice {
 
     /// Completes a request with `status`. The guest sees the completion after the next `notify`.
     pub fn complete(&mut self, request: BlkRequest, status: Status) {
-        self.throttle.release();
+        self.throttle.release(request.operation.parts());
         let repeats = match &request.chain {
             Some(chain) if chain.session.is_live() => self.queues[usize::from(request.queue)].complete(chain, status),
             Some(_) => false,
@@ -326,6 +326,11 @@ impl VhostDevice {
     /// write cache again.
     pub fn forget_write_cache(&mut self) {
         self.write_cache.set(true);
+    }
+
+    /// Returns the attachment of the front end that is connected, or `None` if none is.
+    pub fn attachment(&self) -> Option<Attachment> {
+        self.connected.then(|| Attachment::of(&self.session))
     }
 
     /// Returns the number of requests that this device has taken from `queue` and not completed.

@@ -41,7 +41,7 @@ mod request;
 mod ring;
 mod throttle;
 
-pub use chain::Frame;
+pub use chain::{Attachment, Frame};
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
 pub use keeper::{Keeper, KeptConnections};

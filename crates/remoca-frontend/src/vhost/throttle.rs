@@ -4,7 +4,7 @@ use super::chain::{CHAIN_LENGTH_MAX, SegmentCount};
 use super::config::QUEUE_COUNT_MAX;
 use std::sync::Arc;
 
-/// The most requests that the driver holds. One chain of a guest can be as long as the disk, and is handed out in
+/// The most requests that the driver holds, each range of a discard or write-zeroes counted by itself, give or take one of these. One chain of a guest can be as long as the disk, and is handed out in
 /// pieces. Without a limit their number would be up to the guest.
 const HELD_MAX: usize = 4096;
 /// The most segments in the chains of these requests, give or take one chain: 6 MiB. Above this, nothing new is taken
@@ -16,6 +16,7 @@ const _: () = assert!(QUEUE_COUNT_MAX as usize * CHAIN_LENGTH_MAX as usize <= SE
 /// Counts the requests that the driver holds, including those of an earlier front end.
 #[derive(Default)]
 pub(super) struct Throttle {
+    /// Number of their parts.
     held: usize,
     segments: Arc<SegmentCount>,
     /// The driver was refused for lack of room, and is woken when half of the room is free.
@@ -49,15 +50,15 @@ impl Throttle {
         self.is_waiting = true;
     }
 
-    /// Adds a request that goes out to those that the driver holds.
-    pub fn hold(&mut self) {
-        self.held += 1;
+    /// Adds a request of `parts` parts that goes out to those that the driver holds.
+    pub fn hold(&mut self, parts: usize) {
+        self.held += parts;
     }
 
-    /// Removes a request that came back from those that the driver holds. Its chain may still be held.
-    pub fn release(&mut self) {
-        assert!(self.held > 0, "a request came back that was not handed out");
-        self.held -= 1;
+    /// Removes a request of `parts` parts that came back from those that the driver holds. Its chain may still be held.
+    pub fn release(&mut self, parts: usize) {
+        assert!(self.held >= parts, "a request came back that was not handed out");
+        self.held -= parts;
     }
 
     /// Returns whether there is room again for a driver that was refused. Returns true only once per refusal.

@@ -97,7 +97,7 @@ impl Planner {
     }
 
     fn moves_back(&self, at: Moment) -> Vec<Move> {
-        let memory = self.memory(at.now);
+        let (memory, unit) = (self.memory(at.now), self.small_unit());
         let is_less = |guest: &KnownGuest| guest.unusable.is_none() && guest.missing().is_some();
         let guests: Vec<_> =
             self.guests.iter().filter(|(name, guest)| self.vms.contains_key(*name) && is_less(guest)).collect();
@@ -111,7 +111,7 @@ impl Planner {
             let Some(limits) = &vm.limits else { continue };
             if vm.silent.is_none() && !is_fixed {
                 let has = vm.counted(memory);
-                let least = limits.minimum_bytes.next_multiple_of(memory.unit_bytes).max(memory.unit_bytes);
+                let least = limits.minimum_bytes.next_multiple_of(unit).max(unit);
                 tiers.insert(name, (has, has.saturating_sub(least)));
             }
         }
@@ -128,7 +128,7 @@ impl Planner {
             let left = left(name, *most);
             let share = (u128::from(need) * u128::from(left)).div_ceil(spare.max(1));
             let cut = most - left + u64::try_from(share).unwrap_or(left).min(left);
-            let to = ((has - cut) / memory.unit_bytes * memory.unit_bytes).max(has - most);
+            let to = ((has - cut) / unit * unit).max(has - most);
             if to < *has {
                 moves.push(exchange(name, Side::Tier, *has, to, WHY));
             }

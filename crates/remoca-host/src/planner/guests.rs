@@ -12,7 +12,7 @@ use crate::limits::Limits;
 use std::time::Duration;
 
 /// Most that is taken from a guest at a time, beside a share of its memory.
-const STEP_MAX: u64 = 64 << 20;
+pub(super) const STEP_MAX: u64 = 64 << 20;
 const STEP_SHARE: u64 = 16;
 /// Share of a guest's memory that must be available to it.
 const AVAILABLE_SHARE: u64 = 16;
@@ -226,12 +226,6 @@ impl KnownGuest {
         actual.saturating_sub(self.visible(limits))
     }
 
-    /// Returns the most that it could ever lend.
-    pub(super) fn lendable_max(&self, limits: &Limits) -> u64 {
-        let home = self.sizes.map_or(0, |sizes| sizes.home_bytes);
-        home.saturating_sub(self.minimum(limits)).max(self.taken())
-    }
-
     /// Returns the size to ask for in the next step of lending, in whole units below what it has; `None` if it lends no more.
     pub(super) fn next_step(&self, at: Moment, limits: &Limits, unit: u64) -> Option<u64> {
         let is_spared = self.spared_until.is_some_and(|until| at.now < until) || self.is_untold();
@@ -298,7 +292,9 @@ impl KnownGuest {
     /// Returns whether the curve of its VM is still that of another size of the guest.
     pub(super) fn is_unsettled(&self, now: Duration, window: Duration, blocks_read: u64) -> bool {
         self.changed.is_some_and(|(then, blocks)| {
-            now.saturating_sub(then) < SETTLED_WINDOWS * window || blocks_read.saturating_sub(blocks) < SETTLED_READS
+            // A VM process that was started again counts from 0.
+            let read = blocks_read.checked_sub(blocks).unwrap_or(blocks_read);
+            now.saturating_sub(then) < SETTLED_WINDOWS * window || read < SETTLED_READS
         })
     }
 

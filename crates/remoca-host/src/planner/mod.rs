@@ -172,7 +172,7 @@ impl Planner {
             self.resume(at, intent);
         }
         self.keep_minimums(at);
-        self.fit_unit();
+        self.fit_unit(at.now);
         self.relieve(at);
         // Curves in other units are to be asked for first.
         if self.intent.is_none() && self.looked_at.is_some() {

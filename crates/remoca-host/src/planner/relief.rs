@@ -4,12 +4,16 @@
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
 //! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
 //! 4. A promise whose command was not sent is taken back: when its guest is told next, another one may have taken back its own.
-//! 5. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
+//! 5. A guest that was to keep less than its minimum is now, because the operator has raised that, gets the difference in the same way.
+//! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 
 use super::guests::LEFT_WINDOWS;
 use super::moves::{Move, Side, Stage};
 use super::{FOLLOW_TIME, KnownGuest, Moment, Planner, Step};
 use std::time::Duration;
+
+/// Unit of what a guest gets: its balloon moves by pages, so units of tiers do not matter.
+const HELP_UNIT: u64 = 1 << 20;
 
 impl Planner {
     /// Returns the names of the guests from which memory was taken, or may be.
@@ -32,6 +36,12 @@ impl Planner {
             }
             let is_owed = self.is_owed(at.now, &name);
             let Some(why) = self.guests.get(&name).and_then(KnownGuest::pressure) else {
+                let short = self.claim(at.now, &name, terms.reserve_bytes).min(self.below_minimum(&name));
+                if short > 0 {
+                    self.drop_exchange(at, &name, "its guest has less than its minimum");
+                    self.promise(at, &name, "it has less than its minimum, which was raised".into(), short);
+                    continue;
+                }
                 if is_owed && self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none()) {
                     self.promise(at, &name, "its balloon may not have heard what it is to leave to it".into(), 0);
                 }
@@ -56,6 +66,13 @@ impl Planner {
         !is_open && self.guests.get(name).is_some_and(is_due)
     }
 
+    /// Returns how much less than its minimum a guest was asked to have. Nothing while nobody knows the minimum.
+    fn below_minimum(&self, name: &str) -> u64 {
+        let limits = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.limits);
+        let (Some(limits), Some(guest)) = (limits, self.guests.get(name)) else { return 0 };
+        if guest.unusable.is_some() { 0 } else { guest.minimum(&limits).saturating_sub(guest.has()) }
+    }
+
     /// Returns how much a guest that is short of memory gets from the reserve now at most.
     fn claim(&self, now: Duration, name: &str, reserve_bytes: u64) -> u64 {
         let Some(guest) = self.guests.get(name) else { return 0 };
@@ -63,7 +80,7 @@ impl Planner {
             return 0;
         }
         let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(self.reserve_left(now));
-        most - most % self.memory(now).unit_bytes
+        most - most % HELP_UNIT
     }
 
     /// Returns what is left of the reserve and of the rest of the total. What the guest of a VM lent that is gone may be its own again.

@@ -4,7 +4,7 @@
 //! Each step is an intent of its own, with what is taken and what is given for it, and the next one begins when it is over.
 
 use super::Planner;
-use super::guests::{KnownGuest, SETTLED_WINDOWS};
+use super::guests::{KnownGuest, SETTLED_WINDOWS, STEP_MAX};
 use super::interface::{GuestRecord, Moment, Phase, Round};
 use super::moves::{Intent, Move, Side};
 use crate::guest::{GuestMemory, Unusable};
@@ -68,17 +68,26 @@ impl Planner {
         Memory { total_bytes, unit_bytes: self.unit_bytes.max(memory.unit_bytes) }
     }
 
-    /// Makes units large enough for all that guests could lend. Curves that were asked for in smaller ones are forgotten.
-    pub(super) fn fit_unit(&mut self) {
-        let lendable = self.vms.iter().filter_map(|(name, vm)| Some(self.guests.get(name)?.lendable_max(&vm.limits())));
-        let most = lendable.fold(self.settings.total_bytes, u64::saturating_add);
+    /// Fits units to what there is to divide, after another step of lending too. Between rounds they become smaller again. Curves that were
+    /// asked for in other units are forgotten.
+    pub(super) fn fit_unit(&mut self, now: Duration) {
+        let guests = self.guests.keys().filter(|name| self.is_there(now, name)).count() as u64;
+        let lent = self.settings.total_bytes.saturating_add(self.lent(now));
+        let most = lent.saturating_add(guests.saturating_mul(STEP_MAX.max(self.unit_bytes)));
+        let is_between = self.intent.is_none() && self.round.phase == Phase::Rest;
+        let is_too_large = is_between && super::unit_of(most.saturating_add(most / 2)) < self.unit_bytes;
         let unit_bytes = super::unit_of(most);
-        if unit_bytes > self.unit_bytes {
-            self.unit_bytes = unit_bytes;
+        if unit_bytes > self.unit_bytes || is_too_large {
+            (self.unit_bytes, self.grid_bytes) = (unit_bytes, most);
             self.vms.values_mut().for_each(super::vm::KnownVm::forget_curve);
             self.looked_at = None;
         }
         self.grid_bytes = most.max(self.grid_bytes);
+    }
+
+    /// Returns the unit in which memory goes back to guests, however much they have lent.
+    pub(super) fn small_unit(&self) -> u64 {
+        self.settings.memory().unit_bytes
     }
 
     /// Decides what comes next when nothing is under way.
@@ -184,6 +193,11 @@ impl Planner {
         let names: Vec<String> = takers.map(|(name, _)| name.clone()).collect();
         for name in names {
             self.leave(at, &name, "it took back memory that it had lent, and is left alone for a while".into());
+            if let Some(guest) = self.guests.get_mut(&name) {
+                // That is its own now: else it would be a taker for ever, and never lend again.
+                guest.ask_at_least(guest.has());
+                guest.note_untold(true);
+            }
         }
     }
 
@@ -222,8 +236,7 @@ impl Planner {
 
     /// Begins to give memory back to guests, as far as their caches still have it.
     fn give_back(&mut self, at: Moment) {
-        let memory = self.memory(at.now);
-        let unit = memory.unit_bytes;
+        let (memory, unit) = (self.memory(at.now), self.small_unit());
         // What nobody has goes back too.
         let mut spare = memory.total_bytes.saturating_sub(self.counted(at.now));
         let mut moves = Vec::new();

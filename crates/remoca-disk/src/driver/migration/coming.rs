@@ -12,6 +12,7 @@ use remoca_core::engine::{DiskEngine, EngineConfig, Leaving, layout};
 use remoca_core::index::{DISK_BYTES_MAX, Origin};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PageCount};
+use remoca_frontend::vhost::Attachment;
 use remoca_io::show::show_size;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
@@ -192,10 +193,15 @@ impl Migration {
         vm.inherit_failed_flushes(&former);
         // A guest that has switched its write cache off sends no flushes. If nothing is known of a guest, assume that
         // it has.
-        let told = std::mem::take(&mut self.write_caches);
-        let write_caches = told.iter().copied().chain(std::iter::repeat(false));
-        for (disk, is_on) in vm.guests.disks_mut().iter_mut().zip(write_caches) {
-            disk.frontend.inherit_write_cache(is_on);
+        let (told, own) = (std::mem::take(&mut self.write_caches), std::mem::take(&mut self.own_write_caches));
+        // A guest whose front end has been here since then said nothing to another process.
+        let lasts = |attachment: &Option<Attachment>| attachment.as_ref().is_some_and(Attachment::lasts);
+        let stayed = |at: usize| own.get(at).filter(|(_, attachment)| lasts(attachment)).map(|(is_on, _)| *is_on);
+        let mut is_assumed = false;
+        for (at, disk) in vm.guests.disks_mut().iter_mut().enumerate() {
+            let known = told.get(at).copied().or_else(|| stayed(at));
+            disk.frontend.inherit_write_cache(known.unwrap_or(false));
+            is_assumed |= known.is_none() && !disk.frontend.write_cache();
         }
         for (disk, failed) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes) {
             if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {
@@ -215,7 +221,7 @@ impl Migration {
         vm.guests.forget_writes();
         vm.warmth.note_arrival(is_warm);
         let (how, pause) = (if is_warm { "warm" } else { "cold" }, self.pause(vm));
-        let caution = match told.is_empty() && vm.guests.disks().iter().any(|disk| !disk.frontend.write_cache()) {
+        let caution = match is_assumed {
             true => "; its write cache may be off, so each write is made durable until the guest switches it",
             false => "",
         };

@@ -168,7 +168,9 @@ impl Migration {
         let words = self.ownership.gives_index().then(|| vm.engine.index().words().to_vec());
         let words = Arc::new(words.unwrap_or_default());
         let config = &self.config;
-        self.write_caches = vm.guests.disks().iter().map(|disk| disk.frontend.write_cache()).collect();
+        let own = vm.guests.disks().iter().map(|disk| (disk.frontend.write_cache(), disk.frontend.attachment()));
+        self.own_write_caches = own.collect();
+        self.write_caches = self.own_write_caches.iter().map(|(is_on, _)| *is_on).collect();
         let order = self.offered_order(vm);
         let header = StateHeader {
             key: config.key,

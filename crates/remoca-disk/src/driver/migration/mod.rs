@@ -19,6 +19,7 @@ use connection::{Connection, Lost};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::migration::{Action, Message, Ownership};
 use remoca_core::units::PageCount;
+use remoca_frontend::vhost::Attachment;
 use remoca_io::address::Endpoint;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::control::MigrationStatus;
@@ -58,6 +59,8 @@ pub struct Migration {
     /// Failed flushes, and write caches, of the disks as they were last handed over. The guest stays the same.
     failed_flushes: Vec<Option<i32>>,
     write_caches: Vec<bool>,
+    /// Write caches when this process handed its disks over, each with the front end that was attached.
+    own_write_caches: Vec<(bool, Option<Attachment>)>,
     /// What a previous process left that no longer had its disks at the end.
     former: Former,
     /// When the guest's queues had stopped, or this process started to lock the disks.
@@ -96,6 +99,7 @@ impl Migration {
             order: Vec::new(),
             failed_flushes: Vec::new(),
             write_caches: Vec::new(),
+            own_write_caches: Vec::new(),
             former: Former::default(),
             draining: false,
             running: false,
@@ -189,7 +193,7 @@ impl Migration {
             self.connection.end();
         }
         self.do_migration(vm);
-        if self.ownership.holds() {
+        if taken && self.ownership.holds() {
             self.connection.forget_way();
         }
         match (taken, self.ownership.holds()) {
@@ -299,7 +303,7 @@ impl Migration {
                 }
                 Action::Forget => {
                     self.received = None;
-                    // The guest may switch its write cache off before the disks come.
+                    // The guest may switch its write cache off before the disks come. What it says here is known.
                     self.write_caches.clear();
                 }
                 Action::Lock => self.lock_disks(vm),

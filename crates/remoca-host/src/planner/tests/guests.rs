@@ -189,3 +189,54 @@ fn a_vm_that_is_back_within_a_minute_costs_the_others_nothing() {
     world.run(20, |_| {});
     assert_eq!((sizes(&world), world.steps.len()), (before, steps), "{:?}", &world.steps[steps..]);
 }
+
+/// The total is small beside what the guests could lend.
+#[test]
+fn on_a_host_with_much_guest_memory_caches_are_divided_and_guests_helped() {
+    let vms = (0..64).map(|_| Process::new(Shape::Flat(50), Nature::Honest, 100));
+    let mut world = World::with(with_guests(8192, 128), vms.collect());
+    let names: Vec<String> = world.processes.keys().cloned().collect();
+    for name in &names {
+        world.add_guest(name, Guest::new(Manner::Honest, 4608));
+    }
+    run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(8064 * UNIT)));
+    world.run(2, |_| {});
+    assert!(world.planner.plan.is_ok(), "{:?}", world.planner.plan);
+    // It lends something, and is short of memory.
+    let guest = world.guest("vm1");
+    let has = guest.actual.min(4000 * UNIT);
+    (guest.actual, guest.target, guest.resident, guest.manner) = (has, has, has, Manner::Short(0, u32::MAX));
+    world.planner.guests.get_mut("vm1").unwrap().ask(has);
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    let (_, step) = &world.steps[steps];
+    assert_eq!((step.side, &*step.vm, step.bytes), (Side::Guest, "vm1", has + 64 * UNIT), "{step:?}");
+}
+
+#[test]
+fn a_minimum_that_is_raised_is_given_to_a_guest_that_lends() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1].0 < HOME - 20, "{:?}", sizes(&world));
+    world.process("vm1").limits.guest_minimum_bytes = Some((HOME - 5) * UNIT);
+    world.run(60, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    assert!(sizes(&world)[1].0 >= HOME - 5, "{:?}", sizes(&world));
+    let log = world.planner.record().decisions;
+    assert!(log.iter().any(|decision| decision.why.contains("less than its minimum")), "{log:#?}");
+}
+
+/// Its new QEMU knows nothing of a balloon.
+#[test]
+fn a_guest_that_was_started_again_lends_again() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1].0 < HOME);
+    let guest = world.guest("vm1");
+    (guest.actual, guest.target, guest.resident) = (guest.boot, guest.boot, guest.boot);
+    let lends = |world: &World| world.planner.guests["vm1"].lent() > 0;
+    for _ in 0..4 {
+        world.run(360, |_| {});
+        run_round(&mut world, |_| {});
+    }
+    assert!(lends(&world), "{:#?}", world.planner.record());
+}

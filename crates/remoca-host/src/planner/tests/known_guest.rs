@@ -119,3 +119,12 @@ fn what_is_on_record_of_a_guest_that_is_left_alone_is_believed_for_ten_windows()
     assert_eq!(ends(GuestRecord { spared_until_s: START.unix_s + 90, ..sizes }), Some(90));
     assert_eq!(ends(GuestRecord { is_untold: true, ..sizes }), None);
 }
+
+#[test]
+fn a_vm_process_that_was_started_again_counts_its_reads_anew() {
+    let mut guest = guest();
+    guest.note_change(START.now, 1 << 30);
+    let later = START.now + 10 * WINDOW;
+    let is_unsettled = |blocks_read| guest.is_unsettled(later, WINDOW, blocks_read);
+    assert_eq!([(1 << 30) + 1023, (1 << 30) + 1024, 1023, 1024].map(is_unsettled), [true, false, true, false]);
+}
