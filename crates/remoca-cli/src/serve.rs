@@ -169,7 +169,7 @@ fn of_start(error: StartError) -> anyhow::Error {
 struct Locking {
     total_bytes: u64,
     started: Instant,
-    reported: Instant,
+    reported: Option<Instant>,
 }
 
 impl Locking {
@@ -179,8 +179,7 @@ impl Locking {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     fn new(total_bytes: u64) -> Self {
-        let now = Instant::now();
-        Self { total_bytes, started: now, reported: now }
+        Self { total_bytes, started: Instant::now(), reported: None }
     }
 
     fn report(&mut self, bytes: u64) {
@@ -192,10 +191,10 @@ impl Locking {
             let _told = sd_notify::notify(&[NotifyState::Status(&state)]);
             return;
         }
-        if bytes > 0 && now < self.reported + Self::INTERVAL {
+        if self.reported.is_some_and(|reported| now < reported + Self::INTERVAL) {
             return;
         }
-        self.reported = now;
+        self.reported = Some(now);
         let state = match bytes {
             0 => format!("locking {all} of memory: with much of it this takes a while"),
             _ => format!("locking memory: {} of {all} are locked", show_size(bytes)),

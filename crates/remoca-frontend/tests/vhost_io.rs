@@ -105,8 +105,8 @@ fn of_requests_with_many_ranges_fewer_are_handed_out_at_a_time() {
     let Setup { mut guest, backend, .. } = start(config(), options);
     backend.plan.hold.store(true, SeqCst);
     let ranges: Vec<_> = (0..16).map(|sector| (sector, 1, 0)).collect();
-    for _ in 0..512 {
-        guest.submit(0, Command::Discard(&ranges));
+    for at in 0..512 {
+        guest.submit(0, if at % 2 == 0 { Command::Discard(&ranges) } else { Command::WriteZeroes(&ranges) });
     }
     guest.queues[0].kick();
     backend.wait_until("the limit", |plan| plan.held.load(SeqCst) >= 256);

@@ -4,7 +4,8 @@
 //! All tiers of a VM are one queue, with the local tier in front (decision 0045). So the local tier of N bytes answers what a cache of N
 //! bytes would, and N bytes at memory servers behind a local tier of L answer what is between L and L + N.
 
-use remoca_protocol::control::{Command, CurveGrid, CurveStatus, Status};
+use remoca_io::show::show_size;
+use remoca_protocol::control::{CURVE_REACH_BYTES, Command, CurveGrid, CurveStatus, Status};
 use serde::{Deserialize, Serialize};
 
 /// Longest time of a read that is believed, in microseconds.
@@ -84,7 +85,15 @@ impl Resource {
     /// # Errors
     /// Why it does not.
     pub fn says_enough(self, status: &Status, curve: &CurveStatus) -> Result<(), String> {
-        let has_local = self == Self::Local || status.cache.local_wanted_bytes > 0;
+        let cache = &status.cache;
+        let has_local = self == Self::Local || cache.local_wanted_bytes > 0;
+        let behind = if self == Self::Cache { cache.granted_bytes } else { 0 };
+        if cache.local_granted_bytes.saturating_add(behind) > CURVE_REACH_BYTES {
+            let reach = show_size(CURVE_REACH_BYTES);
+            return Err(format!(
+                "its curve ends at {reach}, and it has more: by that curve the rest would be worth nothing"
+            ));
+        }
         match has_local && curve.learns_from == "reads" {
             true => Err("nothing reports evictions, and without that its tiers are not one queue".into()),
             false => Ok(()),
@@ -214,6 +223,14 @@ mod tests {
         assert_eq!((remote.saved_us(&status), local.saved_us(&status)), (None, Some(98.)));
         let mut curve = curve_status(|_| 0.5);
         assert!(remote.says_enough(&status, &curve).is_ok() && local.says_enough(&status, &curve).is_ok());
+        let mut large = tiered(6 * MIB);
+        large.cache.granted_bytes = CURVE_REACH_BYTES;
+        assert!(
+            remote.says_enough(&large, &curve).unwrap_err().contains("ends at 64G")
+                && local.says_enough(&large, &curve).is_ok()
+        );
+        large.cache.local_granted_bytes = CURVE_REACH_BYTES + MIB;
+        assert!(local.says_enough(&large, &curve).is_err());
         curve.learns_from = "reads".into();
         for (resource, has_local, is_enough) in [(remote, 0, true), (remote, MIB, false), (local, MIB, false)] {
             assert_eq!(resource.says_enough(&tiered(has_local), &curve).is_ok(), is_enough);

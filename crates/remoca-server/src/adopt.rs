@@ -37,14 +37,20 @@ pub(crate) fn arena_and_pools(
     let most = usize::try_from(config.memory_bytes / PAGE_SIZE_U64).unwrap_or(usize::MAX) / CHUNK_PAGES;
     let (mut pools, mut chunks) = (Vec::new(), 0);
     let received = keeper.receive(config.locking);
+    // What has a start that takes long go on: the service manager would end it.
+    let mut going = || {
+        if config.locking == PageLocking::Locked {
+            progress(0);
+        }
+    };
     if !received.is_empty() && config.locking == PageLocking::Locked {
         // What the pools need counts against the same limit as the arena.
         let _limit = host::raised_lock_limit();
-        progress(0);
+        going();
     }
     for left in received {
         let token = left.record.token;
-        match TakeUp::begin(left, most - chunks, quota)?.wait(STEP_PATIENCE) {
+        match TakeUp::begin(left, most - chunks, quota)?.wait(STEP_PATIENCE, &mut going) {
             Ok((left, used)) => {
                 chunks += used;
                 pools.push(left);
@@ -105,15 +111,15 @@ impl TakeUp {
         Ok(Self { record, kept, steps })
     }
 
-    /// Returns the pool, and the number of chunks in place of its memory. Waits `patience` for each step.
+    /// Returns the pool, and the number of chunks in place of its memory. Waits `patience` for each step, and calls `going` after it.
     ///
     /// # Errors
     /// Why the pool is ended. Nobody will come back for it.
-    fn wait(self, patience: Duration) -> io::Result<(Left, usize)> {
+    fn wait(self, patience: Duration, going: &mut dyn FnMut()) -> io::Result<(Left, usize)> {
         let Self { record, kept, steps } = self;
         let taken = loop {
             match steps.recv_timeout(patience) {
-                Ok(Step::Going) => {}
+                Ok(Step::Going) => going(),
                 Ok(Step::Done(memory, taken)) => break taken.map(|used| (memory, used)),
                 Err(_) => break Err(io::Error::other(HELD)),
             }

@@ -23,11 +23,16 @@ const TURN: Duration = Duration::from_millis(250);
 /// Time after a turn until the operator is told of a change that is held up.
 const HELD_AFTER: Duration = Duration::from_secs(2);
 
+/// Time after which a pool that grows is granted what it has got so far. Its client waits five seconds for an answer, and asks for more.
+const GROWTH: Duration = Duration::from_secs(2);
+
 /// The places of helper threads.
 #[derive(Debug)]
 pub(crate) struct Helpers {
     quick: Semaphore,
     slow: Semaphore,
+    /// Time after which a pool that grows is granted what it has got so far.
+    pub(crate) growth: Duration,
 }
 
 /// How the changes of one pool go.
@@ -47,7 +52,7 @@ impl Pace {
 
 impl Helpers {
     pub(crate) fn new() -> Self {
-        Self { quick: Semaphore::new(WORKING_MAX), slow: Semaphore::new(1) }
+        Self { quick: Semaphore::new(WORKING_MAX), slow: Semaphore::new(1), growth: GROWTH }
     }
 
     /// Runs `work` on a helper thread, and calls `held` if it is held up. Returns `None` if the server is stopping.

@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use remoca_core::units::PAGE_SIZE_U64;
 use remoca_protocol::{ErrorCode, ErrorReply, Hello, PageCount, RequestId, Token};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
@@ -220,9 +221,10 @@ impl MappedWorker {
         if registry.pools().count() >= most || self.ending.borrow().len() >= most {
             return Err(std::io::Error::other(format!("there are {most} mapped pools (--max-clients)")));
         }
-        let Shared { arena, helpers, quota, server_id, .. } = &*self.shared;
+        let Shared { arena, helpers, quota, server_id, config, .. } = &*self.shared;
+        let quota = if config.quota_bytes.is_some() { *quota } else { (*quota).min(reserved_at_most(most)) };
         let identity = Identity { token: hello.token, server_id: *server_id, generation: random_generation()? };
-        Ok(Arc::new(MappedPool::new(identity, Arc::clone(arena), Arc::clone(helpers), *quota)?))
+        Ok(Arc::new(MappedPool::new(identity, Arc::clone(arena), Arc::clone(helpers), quota)?))
     }
 
     /// Gives the memory of a pool back that nobody has any more.
@@ -359,6 +361,13 @@ impl Drop for Attendance {
         self.worker.ended.borrow_mut().extend(ended);
         self.worker.left.notify_one();
     }
+}
+
+/// Returns the largest pool if there may be so many and nobody said how large one may be: the server maps each of them as large as it may
+/// become, and a process has 128 TiB of addresses.
+fn reserved_at_most(pools: usize) -> PageCount {
+    const ADDRESSES: u64 = 64 << 40;
+    PageCount(u32::try_from(ADDRESSES / PAGE_SIZE_U64 / pools.max(1) as u64).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

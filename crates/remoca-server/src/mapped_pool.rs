@@ -15,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use remoca_protocol::kept_pool::KeptPool;
 use remoca_protocol::{PageCount, PoolGeneration, ServerId, Token};
@@ -278,8 +278,10 @@ impl MappedPool {
         self.lent.try_lock().is_ok_and(|_still| self.memory.allocated() > lent_for(self.granted()))
     }
 
-    /// Changes the size. On an error the size is as before.
+    /// Changes the size. On an error the size is as before. A pool that grows may get a part only, so that its client has its answer in
+    /// time: each GiB takes a second of a processor, and others wait for theirs.
     pub(crate) async fn resize(self: Arc<Self>, npages: PageCount) -> Result<(), Refusal> {
+        let began = Instant::now();
         let lent = Arc::clone(&self.lent).lock_owned().await;
         let result = if self.is_over() {
             Err(Refusal::Ended)
@@ -291,7 +293,7 @@ impl MappedPool {
             Err(Refusal::Resize(quota))
         } else {
             self.is_changing.store(true, SeqCst);
-            let result = Arc::clone(&self).grow(npages, lent).await;
+            let result = Arc::clone(&self).grow(npages, lent, began).await;
             self.is_changing.store(false, SeqCst);
             self.settled.notify_waiters();
             result
@@ -304,6 +306,7 @@ impl MappedPool {
         self: Arc<Self>,
         target: PageCount,
         mut lent: OwnedMutexGuard<Vec<LentChunk>>,
+        began: Instant,
     ) -> Result<(), Refusal> {
         const NO_MEMORY: Refusal = Refusal::Resize(ResizeRefusal::NoMemory);
         let (before, had) = (self.granted(), lent.len());
@@ -311,7 +314,7 @@ impl MappedPool {
         let arena = Arc::clone(&self.arena);
         let mut chunks = self.blocking(move || arena.take_to_lend(more)).await.flatten().ok_or(NO_MEMORY)?;
         let (mut from, mut huge) = (before, true);
-        while from < target {
+        while from < target && (from == before || began.elapsed() < self.helpers.growth) {
             if self.is_over() || target > self.limit() {
                 lent.append(&mut chunks);
                 self.shed(before, had, lent).await;
@@ -346,8 +349,12 @@ impl MappedPool {
             self.shed(before, had, lent).await;
             return Err(NO_MEMORY);
         }
-        self.granted.store(target.0, SeqCst);
+        self.granted.store(from.0, SeqCst);
         self.note();
+        // What it did not get in time.
+        let kept = self.blocking(move || chunks.into_iter().filter_map(|chunk| chunk.bring_back().err()).collect());
+        let kept: Vec<LentChunk> = kept.await.unwrap_or_default();
+        lent.extend(kept);
         Ok(())
     }
 

@@ -182,7 +182,7 @@ impl MappedSession {
         let available = self.pool.available();
         let refused = |code| Frame::Error(ErrorReply { request, code, detail: available.0 });
         let reply = match result {
-            Ok(()) => Frame::Sized { request, npages, available },
+            Ok(()) => Frame::Sized { request, npages: self.pool.granted().min(npages), available },
             Err(Refusal::Resize(ResizeRefusal::Quota)) => refused(ErrorCode::Quota),
             Err(Refusal::Resize(ResizeRefusal::NoMemory)) => refused(ErrorCode::NoMemory),
             Err(Refusal::Ended) => return Err(self.overshot()),
@@ -269,6 +269,24 @@ mod tests {
             }
             session.resize(RequestId(1), PageCount(100)).await.unwrap();
             assert_eq!(session.answer_by, None, "it has answered, and nothing ends its pool");
+        });
+    }
+
+    /// Each step takes longer than there is time.
+    #[test]
+    fn a_pool_grows_in_steps_if_all_takes_too_long() {
+        run(async {
+            let arena = Arena::new(64 << 20, PageLocking::Unlocked, &mut |_| ()).unwrap();
+            let identity =
+                Identity { token: Token([1; 16]), server_id: ServerId([2; 16]), generation: PoolGeneration(3) };
+            let mut helpers = Helpers::new();
+            helpers.growth = Duration::ZERO;
+            let pool = Arc::new(MappedPool::new(identity, arena, Arc::new(helpers), PageCount(16384)).unwrap());
+            for pages in [4096, 8192, 12288, 16384, 16384] {
+                Arc::clone(&pool).resize(PageCount(16384)).await.unwrap();
+                assert_eq!((pool.granted().0, pool.available().0), (pages, 16384 - pages));
+                assert!(!pool.overshoots());
+            }
         });
     }
 

@@ -57,6 +57,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("futex", "wakes a thread of this process"),
     ("futex, waiting", "for a lock of this process, held for some instructions and never across a call that waits"),
     ("sched_yield", "gives way to a thread that holds such a lock"),
+    ("recvfrom socket", "looks whether an NBD client that closes its side says goodbye"),
     ("getpid", "for the status"),
     ("getrandom", "names and jitter: the kernel's generator has long begun"),
     // The log and the state file.

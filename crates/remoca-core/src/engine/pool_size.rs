@@ -12,6 +12,10 @@ use std::ops::DerefMut;
 /// Pause, in nanoseconds, before a size that was refused, or granted only in part, is requested again.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 
+/// Least growth of a pool, in pages and as a share of what is missing, after which the server is asked for the rest at once.
+const STEP_PAGES: u32 = 4096;
+const STEPS: u32 = 64;
+
 /// Maximum number of moves of all pools between two SETSIZEs of each, for which the log of sends has room. The answer to a
 /// SETSIZE shows that the server has done all moves before it.
 const MOVES_MAX: u32 = 4096;
@@ -184,10 +188,12 @@ impl Size {
     {
         let Asked { npages: asked, most, .. } = self.take_asked(index)?;
         let npages = npages.min(most);
+        let (missing, grown) = (asked.0.saturating_sub(self.granted.0), npages.0.saturating_sub(self.granted.0));
+        let is_step = npages < asked && grown >= STEP_PAGES.min(missing.div_ceil(STEPS)).max(1);
         self.granted = npages;
         // If the server granted another size than the requested one, retry only after a pause. Otherwise such a server
-        // would be asked endlessly.
-        if npages != asked {
+        // would be asked endlessly. One that granted much more than before is growing the pool step by step.
+        if npages != asked && !is_step {
             self.retry_at = Some(now.plus_ns(RESIZE_RETRY_NS));
             if npages < asked {
                 self.limit_to(now, npages);

@@ -265,7 +265,7 @@ impl NbdExport {
             if oldest_held.is_some_and(|held| held < client.served_from) {
                 return None;
             }
-            if client.leaving && client.says_goodbye() && client.transmission.is_quiet() {
+            if client.leaving && client.transmission.is_quiet() && client.has_sent_all() {
                 return self.remove(key, "said goodbye");
             }
             let piece = if begins { client.transmission.pop() } else { client.transmission.pop_begun() };
@@ -391,13 +391,21 @@ impl Client {
         self.is_goodbye_next || matches!(self.transmission.end(), Some(End::Disconnect))
     }
 
+    /// Returns whether nothing is left of what it has sent, once it has closed its side.
+    fn has_sent_all(&self) -> bool {
+        self.says_goodbye() || self.transmission.next_header().is_some_and(<[u8]>::is_empty)
+    }
+
     /// Returns whether a goodbye is all that has come and was not read.
     fn has_goodbye(&self) -> bool {
         let mut bytes = [0; REQUEST_HEADER_LEN + 1];
-        let goodbye = |bytes: &[u8]| Request::decode(bytes.first_chunk()?).map(|request| request.command);
-        self.transmission.is_between_requests()
-            && socket::peek(&self.socket, &mut bytes) == REQUEST_HEADER_LEN
-            && goodbye(&bytes) == Some(Command::Disconnect)
+        let Some(staged) = self.transmission.next_header().filter(|staged| staged.len() <= bytes.len()) else {
+            return false;
+        };
+        bytes[..staged.len()].copy_from_slice(staged);
+        let length = staged.len() + socket::peek(&self.socket, &mut bytes[staged.len()..]);
+        let request = bytes.first_chunk().and_then(Request::decode);
+        length == REQUEST_HEADER_LEN && request.is_some_and(|request| request.command == Command::Disconnect)
     }
 
     /// Receives bytes from the client. Returns false if nothing can be read now.

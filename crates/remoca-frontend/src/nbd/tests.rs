@@ -606,7 +606,11 @@ fn a_client_that_said_goodbye_gets_its_answers() {
     let _third = attach(&mut export, &seat);
     second.write_all(&request(Command::Flush, 0, 1, 0, 0).encode()).unwrap();
     let flush = pop(&mut export).unwrap();
-    second.write_all(&request(Command::Disconnect, 0, 2, 0, 0).encode()).unwrap();
+    // A part of it has been received.
+    let goodbye = request(Command::Disconnect, 0, 2, 0, 0).encode();
+    second.write_all(&goodbye[..9]).unwrap();
+    assert!(pop(&mut export).is_none());
+    second.write_all(&goodbye[9..]).unwrap();
     second.shutdown(Shutdown::Write).unwrap();
     assert!(pop(&mut export).is_none());
     export.complete(flush, Outcome::Done);

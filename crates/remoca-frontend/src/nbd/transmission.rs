@@ -390,9 +390,9 @@ impl Transmission {
         self.open[piece.slot].cookie()
     }
 
-    /// Returns whether everything that was received has been taken, and the next bytes begin a request.
-    pub(super) fn is_between_requests(&self) -> bool {
-        matches!(self.state, State::Header) && self.staging.pending().is_empty()
+    /// Returns what was received and not taken yet, if that begins with a request.
+    pub(super) fn next_header(&self) -> Option<&[u8]> {
+        matches!(self.state, State::Header).then(|| self.staging.pending())
     }
 
     /// Returns whether all requests were answered and all answers sent. A write whose payload has not been received

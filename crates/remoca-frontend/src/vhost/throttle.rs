@@ -4,7 +4,7 @@ use super::chain::{CHAIN_LENGTH_MAX, SegmentCount};
 use super::config::QUEUE_COUNT_MAX;
 use std::sync::Arc;
 
-/// The most requests that the driver holds, each range of a discard or write-zeroes counted by itself, give or take one of these. One chain of a guest can be as long as the disk, and is handed out in
+/// The most requests that the driver holds. Each range of a discard or write-zeroes counts; the last request may exceed it. One chain of a guest can be as long as the disk, and is handed out in
 /// pieces. Without a limit their number would be up to the guest.
 const HELD_MAX: usize = 4096;
 /// The most segments in the chains of these requests, give or take one chain: 6 MiB. Above this, nothing new is taken

@@ -12,7 +12,7 @@ use crate::limits::Limits;
 use std::time::Duration;
 
 /// Most that is taken from a guest at a time, beside a share of its memory.
-pub(super) const STEP_MAX: u64 = 64 << 20;
+const STEP_MAX: u64 = 64 << 20;
 const STEP_SHARE: u64 = 16;
 /// Share of a guest's memory that must be available to it.
 const AVAILABLE_SHARE: u64 = 16;
@@ -54,8 +54,9 @@ pub(super) struct KnownGuest {
     /// When it got memory from the reserve last, and how much since the reserve was full.
     relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
-    /// What this daemon promised it last.
+    /// What this daemon promised it last, and whether that was for its minimum: then it uses up no help.
     pub(super) promised_bytes: u64,
+    pub(super) is_for_minimum: bool,
 }
 
 impl KnownGuest {
@@ -82,6 +83,7 @@ impl KnownGuest {
             relieved_at: None,
             relieved_bytes: 0,
             promised_bytes: 0,
+            is_for_minimum: false,
         }
     }
 
@@ -162,9 +164,9 @@ impl KnownGuest {
         }
     }
 
-    /// Returns whether it was helped within the last `window`.
+    /// Returns whether it was helped within the last `window` because it was short of memory.
     pub(super) fn was_relieved(&self, now: Duration, window: Duration) -> bool {
-        self.relieved_at.is_some_and(|then| now.saturating_sub(then) < window)
+        !self.is_for_minimum && self.relieved_at.is_some_and(|then| now.saturating_sub(then) < window)
     }
 
     /// Returns whether its balloon was told within the last `window`.
@@ -226,6 +228,12 @@ impl KnownGuest {
         actual.saturating_sub(self.visible(limits))
     }
 
+    /// Returns the most that it could lend in its next step.
+    pub(super) fn step_max(&self, limits: &Limits, unit: u64) -> u64 {
+        let home = self.sizes.map_or(0, |sizes| sizes.home_bytes);
+        (home / STEP_SHARE).min(STEP_MAX).max(unit).min(self.could_lend(limits))
+    }
+
     /// Returns the size to ask for in the next step of lending, in whole units below what it has; `None` if it lends no more.
     pub(super) fn next_step(&self, at: Moment, limits: &Limits, unit: u64) -> Option<u64> {
         let is_spared = self.spared_until.is_some_and(|until| at.now < until) || self.is_untold();
@@ -238,8 +246,7 @@ impl KnownGuest {
             // Somebody else gave it more, and the host has not seen that in it: it would count as nothing, and not be given back.
             return None;
         }
-        let step = (sizes.home_bytes / STEP_SHARE).min(STEP_MAX).max(unit) / unit * unit;
-        let step = step.min(self.could_lend(limits) / unit * unit);
+        let step = self.step_max(limits, unit) / unit * unit;
         let is_short = memory.available_bytes.is_some_and(|available| available < available_min(memory) + step);
         if step == 0 || is_short {
             return None;
@@ -274,7 +281,9 @@ impl KnownGuest {
         if let Some(sizes) = &mut self.sizes {
             sizes.asked_bytes = sizes.asked_bytes.saturating_sub(bytes);
         }
-        self.relieved_bytes = self.relieved_bytes.saturating_sub(bytes);
+        if !self.is_for_minimum {
+            self.relieved_bytes = self.relieved_bytes.saturating_sub(bytes);
+        }
     }
 
     /// Notes that it is not asked any longer to have less than `bytes`.

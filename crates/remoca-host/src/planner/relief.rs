@@ -4,7 +4,7 @@
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
 //! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
 //! 4. A promise whose command was not sent is taken back: when its guest is told next, another one may have taken back its own.
-//! 5. A guest that was to keep less than its minimum is now, because the operator has raised that, gets the difference in the same way.
+//! 5. A guest that has less than its minimum, because the operator has raised that, gets the difference from the other half of the reserve.
 //! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 
 use super::guests::LEFT_WINDOWS;
@@ -36,14 +36,14 @@ impl Planner {
             }
             let is_owed = self.is_owed(at.now, &name);
             let Some(why) = self.guests.get(&name).and_then(KnownGuest::pressure) else {
-                let short = self.claim(at.now, &name, terms.reserve_bytes).min(self.below_minimum(&name));
-                if short > 0 {
-                    self.drop_exchange(at, &name, "its guest has less than its minimum");
-                    self.promise(at, &name, "it has less than its minimum, which was raised".into(), short);
-                    continue;
-                }
                 if is_owed && self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none()) {
-                    self.promise(at, &name, "its balloon may not have heard what it is to leave to it".into(), 0);
+                    self.promise(
+                        at,
+                        &name,
+                        "its balloon may not have heard what it is to leave to it".into(),
+                        0,
+                        false,
+                    );
                 }
                 continue;
             };
@@ -53,7 +53,26 @@ impl Planner {
             let most = self.claim(at.now, &name, terms.reserve_bytes);
             if is_taken_from || most > 0 || is_owed {
                 self.drop_exchange(at, &name, "its guest is short of memory");
-                self.promise(at, &name, format!("it is short of memory: {why}"), most);
+                self.promise(at, &name, format!("it is short of memory: {why}"), most, false);
+            }
+        }
+        self.keep_guest_minimums(at, terms.reserve_bytes);
+    }
+
+    /// Gives guests what they lack to their minimums. Half of the reserve stays for those that are short of memory.
+    fn keep_guest_minimums(&mut self, at: Moment, reserve_bytes: u64) {
+        for name in self.taken_from() {
+            let moves = self.intent.iter().flat_map(|intent| &intent.moves).chain(&self.reliefs);
+            let is_moving = moves.clone().any(|change| change.vm == name && change.is_open());
+            let Some(guest) = self.guests.get(&name).filter(|_| !is_moving) else { continue };
+            let is_told = guest.was_told(at.now, self.settings.window);
+            if is_told || guest.pressure().is_some() || guest.bond(at.now).is_some() {
+                continue;
+            }
+            let spare = self.reserve_left(at.now).saturating_sub(reserve_bytes / 2);
+            let short = self.below_minimum(&name).min(spare);
+            if short > 0 {
+                self.promise(at, &name, "it has less than its minimum (guest-minimum)".into(), short, true);
             }
         }
     }
@@ -70,7 +89,7 @@ impl Planner {
     fn below_minimum(&self, name: &str) -> u64 {
         let limits = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.limits);
         let (Some(limits), Some(guest)) = (limits, self.guests.get(name)) else { return 0 };
-        if guest.unusable.is_some() { 0 } else { guest.minimum(&limits).saturating_sub(guest.has()) }
+        guest.minimum(&limits).saturating_sub(guest.has()).min(guest.taken())
     }
 
     /// Returns how much a guest that is short of memory gets from the reserve now at most.
@@ -91,7 +110,7 @@ impl Planner {
     }
 
     /// Gives a guest at most `most` of what was taken from it, and nothing less than it has.
-    fn promise(&mut self, at: Moment, name: &str, why: String, most: u64) {
+    fn promise(&mut self, at: Moment, name: &str, why: String, most: u64, is_for_minimum: bool) {
         let spared = LEFT_WINDOWS * self.settings.window;
         let Some(guest) = self.guests.get_mut(name) else { return };
         let Some(sizes) = guest.sizes else { return };
@@ -101,7 +120,10 @@ impl Planner {
         guest.ask(to_bytes);
         guest.promised_bytes = bytes;
         guest.note_relief(at, spared, bytes > 0);
-        guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
+        guest.is_for_minimum = is_for_minimum;
+        if !is_for_minimum {
+            guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
+        }
         self.reliefs.push(Move {
             vm: name.into(),
             side: Side::Guest,

@@ -4,7 +4,7 @@
 //! Each step is an intent of its own, with what is taken and what is given for it, and the next one begins when it is over.
 
 use super::Planner;
-use super::guests::{KnownGuest, SETTLED_WINDOWS, STEP_MAX};
+use super::guests::{KnownGuest, SETTLED_WINDOWS};
 use super::interface::{GuestRecord, Moment, Phase, Round};
 use super::moves::{Intent, Move, Side};
 use crate::guest::{GuestMemory, Unusable};
@@ -71,15 +71,17 @@ impl Planner {
     /// Fits units to what there is to divide, after another step of lending too. Between rounds they become smaller again. Curves that were
     /// asked for in other units are forgotten.
     pub(super) fn fit_unit(&mut self, now: Duration) {
-        let guests = self.guests.keys().filter(|name| self.is_there(now, name)).count() as u64;
+        let there = self.guests.iter().filter(|(name, _)| self.is_there(now, name));
+        let steps = there.map(|(name, guest)| guest.step_max(&self.vms[name].limits(), self.unit_bytes));
         let lent = self.settings.total_bytes.saturating_add(self.lent(now));
-        let most = lent.saturating_add(guests.saturating_mul(STEP_MAX.max(self.unit_bytes)));
+        let most = steps.fold(lent, u64::saturating_add);
         let is_between = self.intent.is_none() && self.round.phase == Phase::Rest;
         let is_too_large = is_between && super::unit_of(most.saturating_add(most / 2)) < self.unit_bytes;
         let unit_bytes = super::unit_of(most);
         if unit_bytes > self.unit_bytes || is_too_large {
             (self.unit_bytes, self.grid_bytes) = (unit_bytes, most);
             self.vms.values_mut().for_each(super::vm::KnownVm::forget_curve);
+            self.plan = Err("the curves are asked for once more, at other sizes".into());
             self.looked_at = None;
         }
         self.grid_bytes = most.max(self.grid_bytes);

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of sizes of a [`CurveGrid`].
 pub const CURVE_POINTS_MAX: u32 = 4096;
 
+/// Size from which on a curve is flat: blocks that were evicted longer ago are forgotten.
+pub const CURVE_REACH_BYTES: u64 = 64 << 30;
+
 /// Evenly spaced sizes: the first one, a step more, two steps more and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use curve::{CURVE_POINTS_MAX, CurveGrid, CurvePoint, CurveStatus, ForecastStatus};
+pub use curve::{CURVE_POINTS_MAX, CURVE_REACH_BYTES, CurveGrid, CurvePoint, CurveStatus, ForecastStatus};
 pub use secret::{SECRET_BYTES, Secret, TEXT_BYTES as SECRET_TEXT_BYTES};
 pub use status::{
     CacheStatus, DiskStatus, DiskTraffic, HedgingStatus, KnownServerStatus, Latencies, LatencySummary, MemoryStatus,

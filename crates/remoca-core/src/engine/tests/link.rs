@@ -485,7 +485,10 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
         let counts = bench.engine.index().slot_counts();
         assert_eq!(counts, SlotCounts { free: 0, used: gives, draining: 0 });
     };
-    bench.engine.handle_sized(bench.now, SERVER, PageCount(5));
+    for answers in [vec![set_size(PageCount(8))], vec![]] {
+        bench.engine.handle_sized(bench.now, SERVER, PageCount(5));
+        assert_eq!(bench.actions(), answers);
+    }
     fill(&mut bench, 5);
     let retry = bench.engine.next_deadline().expect("more is asked for later");
     bench.wait(retry.since_ns(bench.now));
@@ -506,6 +509,8 @@ fn a_server_that_gives_another_size_is_not_asked_without_end() {
     let mut bench = Bench::new(config());
     bench.greet(1, 0, 0);
     assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(3));
+    assert_eq!(bench.actions(), [set_size(PageCount(8))], "it may have more");
     bench.engine.handle_sized(bench.now, SERVER, PageCount(3));
     assert_eq!(bench.actions(), []);
     let retry = bench.engine.next_deadline().expect("it is asked again later");

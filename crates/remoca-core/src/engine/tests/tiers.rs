@@ -216,6 +216,23 @@ fn both_tiers_outlive_their_process() {
     assert_eq!((cluster.settle(), cluster.count_hits(0..5)), (vec![], 5));
 }
 
+/// Memory for a large pool takes long, so it comes in steps.
+#[test]
+fn a_server_that_gives_more_than_before_is_asked_for_the_rest_at_once() {
+    let mut cluster = Cluster::of(EngineConfig { local: PageCount(6), ..config_of(4) }, &[(A, 4)]);
+    cluster.bench.engine.set_local_server(cluster.bench.now, Some(LOCAL));
+    cluster.bench.all_actions();
+    assert_eq!(cluster.bench.answer(LOCAL, room(1, 6)), [Action::Use(LOCAL), size(LOCAL, 6)]);
+    assert_eq!(cluster.bench.gives(LOCAL, 2), [size(LOCAL, 6)]);
+    assert_eq!(cluster.bench.gives(LOCAL, 4), [size(LOCAL, 6)]);
+    assert_eq!(cluster.bench.gives(LOCAL, 4), [], "it has no more");
+    cluster.bench.wait(9 * SECOND);
+    assert_eq!((cluster.settle(), sizes(&cluster)), (vec![], [4, 4, 6, 4]));
+    cluster.bench.wait(2 * SECOND);
+    assert_eq!(cluster.bench.work(), [size(LOCAL, 6)]);
+    assert_eq!(cluster.bench.gives(LOCAL, 6), []);
+}
+
 #[test]
 fn a_server_that_gives_less_is_asked_again_later() {
     let mut cluster = Cluster::of(EngineConfig { local: PageCount(6), ..config_of(4) }, &[(A, 4)]);

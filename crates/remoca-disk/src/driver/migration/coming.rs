@@ -194,8 +194,9 @@ impl Migration {
         // A guest that has switched its write cache off sends no flushes. If nothing is known of a guest, assume that
         // it has.
         let (told, own) = (std::mem::take(&mut self.write_caches), std::mem::take(&mut self.own_write_caches));
-        // A guest whose front end has been here since then said nothing to another process.
-        let lasts = |attachment: &Option<Attachment>| attachment.as_ref().is_some_and(Attachment::lasts);
+        // A guest that goes on over the connection that it had then said nothing to another process.
+        let goes_on = vm.guests.is_running();
+        let lasts = |attachment: &Option<Attachment>| goes_on && attachment.as_ref().is_some_and(Attachment::lasts);
         let stayed = |at: usize| own.get(at).filter(|(_, attachment)| lasts(attachment)).map(|(is_on, _)| *is_on);
         let mut is_assumed = false;
         for (at, disk) in vm.guests.disks_mut().iter_mut().enumerate() {

@@ -2,7 +2,8 @@
 
 use super::balloon::{Guest, Manner, signed, with_guests};
 use super::world::{Nature, Process, Shape, UNIT, World};
-use crate::planner::{Phase, Side};
+use crate::planner::{Phase, Side, unit_of};
+use remoca_protocol::control::CURVE_POINTS_MAX;
 use std::time::Duration;
 
 pub const HOME: u64 = 128;
@@ -202,6 +203,9 @@ fn on_a_host_with_much_guest_memory_caches_are_divided_and_guests_helped() {
     run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(8064 * UNIT)));
     world.run(2, |_| {});
     assert!(world.planner.plan.is_ok(), "{:?}", world.planner.plan);
+    let lent = world.planner.lent(world.at.now);
+    assert!(world.planner.unit_bytes <= unit_of(2 * (16 << 30) + 2 * lent), "{} {lent}", world.planner.unit_bytes);
+    assert!(world.planner.grid().count <= CURVE_POINTS_MAX);
     // It lends something, and is short of memory.
     let guest = world.guest("vm1");
     let has = guest.actual.min(4000 * UNIT);
@@ -223,6 +227,19 @@ fn a_minimum_that_is_raised_is_given_to_a_guest_that_lends() {
     assert!(sizes(&world)[1].0 >= HOME - 5, "{:?}", sizes(&world));
     let log = world.planner.record().decisions;
     assert!(log.iter().any(|decision| decision.why.contains("less than its minimum")), "{log:#?}");
+}
+
+/// Monitors that nobody has named, and guests with nothing to lend, make no unit larger.
+#[test]
+fn many_vms_share_a_small_total() {
+    let vms = (0..200).map(|_| Process::new(Shape::Flat(50), Nature::Honest, 2));
+    let mut world = World::with(with_guests(512, 64), vms.collect());
+    let names: Vec<String> = world.processes.keys().cloned().collect();
+    for name in &names[..100] {
+        world.add_guest(name, Guest::new(Manner::Silent(0, u32::MAX), 128));
+    }
+    world.run(3, |_| {});
+    assert!(world.planner.plan.is_ok() && world.planner.unit_bytes == UNIT, "{:?}", world.planner.plan);
 }
 
 /// Its new QEMU knows nothing of a balloon.
