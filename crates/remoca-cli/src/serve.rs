@@ -39,7 +39,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
 
-    /// Maximum memory of one client [default: all]
+    /// Maximum memory of one client [default: all; of a local tier at most 64 TiB divided by --max-clients]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     quota: Option<u64>,
 

@@ -201,6 +201,9 @@ fn local_text(status: &Status) -> Option<String> {
     match (cache.local_wanted_bytes, cache.local_granted_bytes) {
         (0, _) => None,
         (all, given) if all == given => Some(format!("{wanted}, all granted")),
+        _ if is_up && cache.local_granted_at_most_bytes > cache.local_granted_bytes => {
+            Some(format!("{wanted}, of which {granted} are granted so far: the rest is on its way"))
+        }
         _ if is_up => Some(format!(
             "{wanted}, of which {granted} are granted: the memory server of this host has no more to give now"
         )),
@@ -225,6 +228,9 @@ fn remote_text(status: &Status) -> String {
             format!("{wanted}, granted when there is a connection to {}{error}", server.endpoint)
         }
         _ if cache.granted_bytes == cache.wanted_bytes => format!("{wanted}, all granted"),
+        _ if cache.granted_at_most_bytes > cache.granted_bytes => {
+            format!("{wanted}, of which {granted} are granted so far: the rest is on its way")
+        }
         (_, Some(server)) => {
             format!("{wanted}, of which {granted} are granted: {} has no more to give now", server.endpoint)
         }

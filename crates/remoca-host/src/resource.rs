@@ -87,8 +87,9 @@ impl Resource {
     pub fn says_enough(self, status: &Status, curve: &CurveStatus) -> Result<(), String> {
         let cache = &status.cache;
         let has_local = self == Self::Local || cache.local_wanted_bytes > 0;
-        let behind = if self == Self::Cache { cache.granted_bytes } else { 0 };
-        if cache.local_granted_bytes.saturating_add(behind) > CURVE_REACH_BYTES {
+        let front = if self == Self::Cache { cache.local_granted_bytes } else { 0 };
+        let (wanted, granted) = self.sizes(status);
+        if front.saturating_add(wanted.max(granted)) > CURVE_REACH_BYTES {
             let reach = show_size(CURVE_REACH_BYTES);
             return Err(format!(
                 "its curve ends at {reach}, and it has more: by that curve the rest would be worth nothing"
@@ -224,7 +225,8 @@ mod tests {
         let mut curve = curve_status(|_| 0.5);
         assert!(remote.says_enough(&status, &curve).is_ok() && local.says_enough(&status, &curve).is_ok());
         let mut large = tiered(6 * MIB);
-        large.cache.granted_bytes = CURVE_REACH_BYTES;
+        // It is on its way.
+        large.cache.wanted_bytes = CURVE_REACH_BYTES;
         assert!(
             remote.says_enough(&large, &curve).unwrap_err().contains("ends at 64G")
                 && local.says_enough(&large, &curve).is_ok()

@@ -37,7 +37,7 @@ pub(crate) fn arena_and_pools(
     let most = usize::try_from(config.memory_bytes / PAGE_SIZE_U64).unwrap_or(usize::MAX) / CHUNK_PAGES;
     let (mut pools, mut chunks) = (Vec::new(), 0);
     let received = keeper.receive(config.locking);
-    // What has a start that takes long go on: the service manager would end it.
+    // Tells the service manager that a long start goes on; else it would end it.
     let mut going = || {
         if config.locking == PageLocking::Locked {
             progress(0);

@@ -8,7 +8,7 @@
 //! 2. Granted pages are allocated, and locked if memory is locked, before the client hears of them. Pages that are no longer
 //!    granted are punched before their chunks return to the arena, and the file is seen to have no more than the other chunks
 //!    would hold (`st_blocks`): the kernel may round up to a huge page, and that much is lent.
-//! 3. One change of a pool's memory at a time. A change that was begun is completed, whatever becomes of the session.
+//! 3. One change of a pool's memory at a time. A change that was begun is completed, or the part of a growth that is granted at a time, whatever becomes of the session.
 //! 4. The memory has one owner ever: when a pool has ended, its file is closed.
 
 use std::io;
@@ -314,7 +314,9 @@ impl MappedPool {
         let arena = Arc::clone(&self.arena);
         let mut chunks = self.blocking(move || arena.take_to_lend(more)).await.flatten().ok_or(NO_MEMORY)?;
         let (mut from, mut huge) = (before, true);
-        while from < target && (from == before || began.elapsed() < self.helpers.growth) {
+        let mut slice_time = Duration::ZERO;
+        while from < target && (from == before || began.elapsed() + slice_time < self.helpers.growth) {
+            let slice_began = Instant::now();
             if self.is_over() || target > self.limit() {
                 lent.append(&mut chunks);
                 self.shed(before, had, lent).await;
@@ -335,6 +337,8 @@ impl MappedPool {
             // Only a stopping server has no helper.
             let Some((still, populated)) = populated.await else { return Err(NO_MEMORY) };
             lent = still;
+            // With its wait for a helper.
+            slice_time = slice_began.elapsed();
             match populated {
                 Ok(done) => (from, huge) = done,
                 Err(error) => {
@@ -345,14 +349,15 @@ impl MappedPool {
                 }
             }
         }
-        if self.is_over() || target > self.limit() {
+        if self.is_over() || from > self.limit() {
+            lent.append(&mut chunks);
             self.shed(before, had, lent).await;
             return Err(NO_MEMORY);
         }
         self.granted.store(from.0, SeqCst);
         self.note();
-        // What it did not get in time.
-        let kept = self.blocking(move || chunks.into_iter().filter_map(|chunk| chunk.bring_back().err()).collect());
+        // What it did not get in time has its memory, so nothing is locked, and no helper is needed.
+        let kept = spawn_blocking(move || chunks.into_iter().filter_map(|chunk| chunk.bring_back().err()).collect());
         let kept: Vec<LentChunk> = kept.await.unwrap_or_default();
         lent.extend(kept);
         Ok(())

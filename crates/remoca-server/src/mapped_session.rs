@@ -3,7 +3,7 @@
 //! Runs as a task of the thread of all mapped pools. The client's connection brings it the memory of its pool, once, with the
 //! WELCOME. Descriptors that a client sends are closed by the kernel unread, because no room is given for any.
 //!
-//! 1. A change of the size that was begun is completed, even if the session ends meanwhile (`mapped_pool.rs`).
+//! 1. A change of the size that was begun is completed, or the part of a growth that is granted at a time, even if the session ends meanwhile (`mapped_pool.rs`).
 //! 2. A client that does not answer a TAKEBACK in time, or uses memory that it was not granted, loses its pool.
 
 use std::io;
@@ -226,6 +226,7 @@ impl MappedSession {
 #[allow(clippy::unwrap_used, reason = "tests fail by panics")]
 mod tests {
     use remoca_protocol::{PoolGeneration, ServerId, Token};
+    use tokio::io::AsyncReadExt;
     use tokio::net::UnixStream;
     use tokio::runtime::Builder;
     use tokio::task::LocalSet;
@@ -282,11 +283,32 @@ mod tests {
             let mut helpers = Helpers::new();
             helpers.growth = Duration::ZERO;
             let pool = Arc::new(MappedPool::new(identity, arena, Arc::new(helpers), PageCount(16384)).unwrap());
-            for pages in [4096, 8192, 12288, 16384, 16384] {
-                Arc::clone(&pool).resize(PageCount(16384)).await.unwrap();
-                assert_eq!((pool.granted().0, pool.available().0), (pages, 16384 - pages));
+            let (own, mut client) = UnixStream::pair().unwrap();
+            let (buffer, hour) = (ReceiveBuffer::new(1 << 16), Duration::from_secs(3600));
+            let mut session = MappedSession::new(Stream::Unix(own), buffer, Arc::clone(&pool), Keeper::default(), hour);
+            let all = PageCount(16384);
+            for pages in [4096, 8192, 12288, 16384, 16384].map(PageCount) {
+                session.resize(RequestId(1), all).await.unwrap();
+                let available = PageCount(all.0 - pages.0);
+                assert_eq!((pool.granted(), pool.available()), (pages, available));
                 assert!(!pool.overshoots());
+                let mut expected = Vec::new();
+                Frame::Sized { request: RequestId(1), npages: pages, available }.encode(&mut expected);
+                let mut told = vec![0; expected.len()];
+                client.read_exact(&mut told).await.unwrap();
+                assert_eq!(told, expected);
             }
+            // Its memory is taken back while a step is under way.
+            Arc::clone(&pool).resize(PageCount(0)).await.unwrap();
+            let change = spawn_local(Arc::clone(&pool).resize(all));
+            while pool.allocated() == 0 {
+                tokio::task::yield_now().await;
+            }
+            pool.set_limit(PageCount(100));
+            assert!(change.await.unwrap().is_err());
+            assert_eq!((pool.granted(), pool.allocated()), (PageCount(0), 0));
+            pool.set_limit(all);
+            assert_eq!(pool.available(), all, "the rest of the growth is not lost to the arena");
         });
     }
 

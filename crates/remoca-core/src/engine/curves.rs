@@ -11,8 +11,8 @@ use std::ops::Range;
 
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
-/// Size of the largest cache that a curve is asked for: 64 GiB.
-const REACH: PageCount = PageCount(1 << 24);
+/// Size of the largest cache that a curve is asked for: 64 GiB. Beyond it a curve is flat.
+pub const REACH: PageCount = PageCount(1 << 24);
 
 /// A curve, and how good its forecasts were.
 #[derive(Clone)]

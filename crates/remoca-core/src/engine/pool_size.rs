@@ -9,7 +9,7 @@ use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
 use std::ops::DerefMut;
 
-/// Pause, in nanoseconds, before a size that was refused, or granted only in part, is requested again.
+/// Pause, in nanoseconds, before a size that was refused, or of which no more was granted than before, is requested again.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
 
 /// Least growth of a pool, in pages and as a share of what is missing, after which the server is asked for the rest at once.

@@ -107,8 +107,8 @@ fn refuse_other_marks(options: &Options, former: &Options) -> Result<()> {
     let are_files = |options: &Options| super::are_files(options.disks.iter().map(|disk| &*disk.image));
     if options.incoming.is_some() && are_files(former) && !are_files(options) {
         bail!(
-            "if the disks came that it waited for with --incoming, it would wait for them again after a kill, now that one has an image that \
-             is no file. Take out --incoming with this change, if they came"
+            "if its disks have come, it would wait for them again after a kill: with an image that is no file, nothing tells it that they \
+             came. Take out --incoming with this change"
         );
     }
     Ok(())

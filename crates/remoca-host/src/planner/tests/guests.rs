@@ -229,6 +229,22 @@ fn a_minimum_that_is_raised_is_given_to_a_guest_that_lends() {
     assert!(log.iter().any(|decision| decision.why.contains("less than its minimum")), "{log:#?}");
 }
 
+#[test]
+fn a_guest_that_is_short_of_memory_comes_before_a_minimum() {
+    let mut world = lent_to_others(265, Shape::Flat(50));
+    let lent = HOME - sizes(&world)[2].0;
+    world.process("vm1").limits.guest_minimum_bytes = Some((HOME - 1) * UNIT);
+    world.guest("vm2").manner = Manner::Short(0, u32::MAX);
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    let (_, step) = &world.steps[steps];
+    assert_eq!((&*step.vm, step.bytes), ("vm2", (HOME - lent + 10) * UNIT), "{step:?}");
+    // Half of the reserve stays for those that are short of memory next.
+    assert!(world.taken_of_host() <= signed(70 * UNIT), "{:?}", sizes(&world));
+    world.run(200, |world| assert!(world.taken_of_host() <= signed(80 * UNIT)));
+    assert!(sizes(&world)[1].0 >= HOME - 1, "{:?}", sizes(&world));
+}
+
 /// Monitors that nobody has named, and guests with nothing to lend, make no unit larger.
 #[test]
 fn many_vms_share_a_small_total() {
