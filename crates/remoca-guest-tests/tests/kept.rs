@@ -273,6 +273,7 @@ impl Scene {
 }
 
 #[test]
+#[ignore = "long: cargo xtask test-long"]
 fn a_qemu_that_never_connects_again_goes_on_after_kills_and_never_waits_for_long() -> Result<()> {
     let mut scene = Scene::start("kept", remoca()?, true, false)?;
     scene.expect_no_reconnect(4)?;
