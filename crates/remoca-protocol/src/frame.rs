@@ -170,8 +170,8 @@ pub enum Frame<'a> {
     Hello(Hello),
     /// Server: the session begins.
     Welcome(Welcome),
-    /// Client: give the pool `npages` slots. Answered by [`Frame::Sized`], which may give a part of a larger size, or by an error, in which case the old size
-    /// stays. The slots below the smaller of both sizes keep their pages.
+    /// Client: give the pool `npages` slots. Answered by [`Frame::Sized`], which may give a part of a larger size, or by an error, in
+    /// which case the old size stays. The slots below the smaller of both sizes keep their pages.
     SetSize { request: RequestId, npages: PageCount },
     /// Server: the pool now has `npages` slots, and `available` more pages are available.
     Sized { request: RequestId, npages: PageCount, available: PageCount },

@@ -3,7 +3,8 @@
 //! Runs as a task of the thread of all mapped pools. The client's connection brings it the memory of its pool, once, with the
 //! WELCOME. Descriptors that a client sends are closed by the kernel unread, because no room is given for any.
 //!
-//! 1. A change of the size that was begun is completed, or the part of a growth that is granted at a time, even if the session ends meanwhile (`mapped_pool.rs`).
+//! 1. A change of the size that was begun is completed, or the part of a growth that is granted at a time, even if the session ends
+//!    meanwhile (`mapped_pool.rs`).
 //! 2. A client that does not answer a TAKEBACK in time, or uses memory that it was not granted, loses its pool.
 
 use std::io;

@@ -4,7 +4,8 @@
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
 //! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
 //! 4. A promise whose command was not sent is taken back: when its guest is told next, another one may have taken back its own.
-//! 5. A guest that has less than its minimum, because the operator has raised that, gets the difference as far as half of the reserve stays, once in a window.
+//! 5. A guest that has less than its minimum, because the operator has raised that, gets what it lacks once in a window, as far as half of
+//!    the reserve stays for those that are short of memory.
 //! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 
 use super::guests::LEFT_WINDOWS;
