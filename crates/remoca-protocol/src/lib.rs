@@ -56,6 +56,10 @@ pub const MAPPED_VERSION: u16 = 0x8001;
 pub const MAPPED_VERSIONS: VersionRange = VersionRange { lowest: MAPPED_VERSION, highest: MAPPED_VERSION };
 /// Time that a client has for its answer to a [`Frame::TakeBack`], in milliseconds.
 pub const TAKE_BACK_MS: u64 = 100;
+
+/// Time after which a server that makes a mapped pool larger answers with what the pool has so far, in milliseconds. A client waits more than
+/// twice as long for the answer to a [`Frame::SetSize`].
+pub const GROWTH_MS: u64 = 2000;
 /// First bytes of each [`Frame::Hello`]'s payload.
 pub const MAGIC: [u8; 8] = *b"REMOCA\0\0";
 /// Bytes in the header of each frame.

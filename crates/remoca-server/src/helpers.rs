@@ -12,6 +12,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
+use remoca_protocol::GROWTH_MS;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -23,8 +24,8 @@ const TURN: Duration = Duration::from_millis(250);
 /// Time after a turn until the operator is told of a change that is held up.
 const HELD_AFTER: Duration = Duration::from_secs(2);
 
-/// Time after which a pool that grows is granted what it has got so far. Its client waits five seconds for an answer, and asks for more.
-const GROWTH: Duration = Duration::from_secs(2);
+/// Time after which a pool that grows is granted what it has got so far. Its client then asks for more.
+const GROWTH: Duration = Duration::from_millis(GROWTH_MS);
 
 /// The places of helper threads.
 #[derive(Debug)]

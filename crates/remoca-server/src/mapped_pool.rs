@@ -8,7 +8,8 @@
 //! 2. Granted pages are allocated, and locked if memory is locked, before the client hears of them. Pages that are no longer
 //!    granted are punched before their chunks return to the arena, and the file is seen to have no more than the other chunks
 //!    would hold (`st_blocks`): the kernel may round up to a huge page, and that much is lent.
-//! 3. One change of a pool's memory at a time. A change that was begun is completed, or the part of a growth that is granted at a time, whatever becomes of the session.
+//! 3. One change of a pool's memory at a time. A change that was begun is completed, or the part of a growth that is granted at a time,
+//!    whatever becomes of the session.
 //! 4. The memory has one owner ever: when a pool has ended, its file is closed.
 
 use std::io;

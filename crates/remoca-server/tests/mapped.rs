@@ -509,6 +509,19 @@ fn all_clients_count_against_the_same_maximum() {
     assert_eq!(refused(5), Some(ErrorCode::Busy));
 }
 
+/// The server maps each pool as large as it may become, and has 128 TiB of addresses for all of them.
+#[test]
+fn where_there_may_be_many_pools_none_takes_too_many_addresses() {
+    let quota = |quota_bytes| {
+        let limits = Limits { sessions: 1 << 16, ..Limits::default() };
+        let locking = PageLocking::Unlocked;
+        let setup = setup_with(|config| Config { memory_bytes: 2 << 30, locking, quota_bytes, limits, ..config });
+        u64::from(Mapped::connect(&setup.path, token(1), 1).welcome.quota.0) * 4096
+    };
+    assert_eq!(quota(None), 1 << 30, "64 TiB for 65,536 pools");
+    assert_eq!(quota(Some(2 << 30)), 2 << 30, "as the operator says");
+}
+
 /// A large change of one pool does not keep another client from its pages.
 #[test]
 fn others_are_served_while_a_pool_grows() {

@@ -80,6 +80,28 @@ fn hits_go_on_while_the_server_is_stopped_and_killed() {
     machine.finish();
 }
 
+/// More than a server has memory for within the time that its client waits for an answer. Takes 16 GiB of this host.
+#[test]
+#[ignore = "long: cargo xtask test-long"]
+fn a_local_tier_of_many_gigabytes_gets_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "17G");
+    let mut machine = machine(folder, &server, 175);
+    let control = machine.control().display().to_string();
+    let said = run(&["set", &control, "--cache", "16G"]);
+    let said = String::from_utf8_lossy(&said.stdout);
+    assert!(said.contains("are granted so far: the rest is on its way"), "{said}");
+    let mut granted = vec![machine.status().cache.granted_bytes];
+    machine.run_until_count("the tier grows", 16 << 30, || {
+        usize::try_from(super::support::program::status(control.as_ref()).cache.granted_bytes).unwrap()
+    });
+    granted.push(machine.status().cache.granted_bytes);
+    println!("granted: {granted:?}");
+    assert_eq!((machine.counter("disconnections"), pool(&machine).state.as_str()), (0, "connected"));
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
 #[test]
 fn a_killed_server_that_its_manager_restarts_goes_on_with_the_pool() {
     let manager = Arc::new(FakeManager::start());

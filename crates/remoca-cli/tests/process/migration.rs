@@ -68,6 +68,26 @@ pub fn offer(machine: &Machine, name: &str) {
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
 }
 
+/// Starts another process in the folder `name`, to which the guest's disks go. Its queues are stopped then.
+#[track_caller]
+fn hand_over(machine: &mut Machine, name: &str) -> Other {
+    let other = incoming(machine, name);
+    offer(machine, name);
+    machine.stop_queues();
+    wait_for_disks(&other);
+    other
+}
+
+/// Makes the image of the first disk longer, and has its process look.
+#[track_caller]
+fn grow(machine: &mut Machine, bytes: usize) {
+    let disk = &mut machine.disks[0];
+    std::fs::File::options().write(true).open(&disk.image).unwrap().set_len(bytes as u64).unwrap();
+    disk.model.resize(bytes);
+    let said = run(&["disk", "rescan", machine.control().to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+}
+
 pub fn has_disks(status: &Status) -> bool {
     status.migration.as_ref().is_none_or(|migration| migration.has_disks)
 }
@@ -133,11 +153,7 @@ fn an_image_that_grows_while_its_vm_moves_is_larger_there() {
     let other = incoming(&machine, "b");
     offer(&machine, "b");
     machine.run(20);
-    let disk = &mut machine.disks[0];
-    std::fs::File::options().write(true).open(&disk.image).unwrap().set_len(10 << 20).unwrap();
-    disk.model.resize(10 << 20);
-    let said = run(&["disk", "rescan", machine.control().to_str().unwrap()]);
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    grow(&mut machine, 10 << 20);
     machine.run(20);
     machine.stop_queues();
     wait_for_disks(&other);
@@ -205,10 +221,7 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
 #[test]
 fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     let (server, mut machine) = machine(81);
-    let other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let other = hand_over(&mut machine, "b");
     let mut left = machine.move_to(other);
     expect_warm(&mut machine);
     assert!(!left.host.join("test.state").exists(), "what the other one left would be old");
@@ -262,10 +275,7 @@ fn offer_again(machine: &Machine) {
 fn disks_that_were_written_elsewhere_come_back_cold() {
     let (_server, mut machine) = machine(73);
     machine.disks[0].guest.set_writeback(false).unwrap();
-    let other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let other = hand_over(&mut machine, "b");
     let left = machine.move_to(other);
     machine.run(20);
     machine.set("\"cache_bytes\":2097152");
@@ -301,10 +311,7 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     assert!(has_disks(&machine.status()));
     // Kills the other process when it has the disks. No other process can say whether it wrote, so they come back
     // cold.
-    let mut other = incoming(&machine, "c");
-    offer(&machine, "c");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let mut other = hand_over(&mut machine, "c");
     other.program.kill();
     // A service manager starts it again. No guest has run with the disks there, so it waits for them once more.
     let mut again = incoming(&machine, "c");
@@ -318,10 +325,7 @@ fn whichever_process_dies_the_guest_has_its_disks() {
     again.program.terminate();
     machine.run_until_hits(100);
     // Kills this process when the other has the disks.
-    let other = incoming(&machine, "d");
-    offer(&machine, "d");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let other = hand_over(&mut machine, "d");
     machine.program.kill();
     drop(machine.move_to(other));
     expect_warm(&mut machine);
@@ -345,10 +349,7 @@ fn whichever_process_dies_the_guest_has_its_disks() {
 #[test]
 fn what_a_process_knew_of_write_caches_ends_with_its_connection() {
     let (_server, mut machine) = machine(82);
-    let other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let other = hand_over(&mut machine, "b");
     machine.start_queues();
     wait_until("the other process gives them back", || has_disks(&machine.status()));
     machine.disks[0].guest.set_writeback(false).unwrap();
@@ -367,17 +368,10 @@ fn what_a_process_knew_of_write_caches_ends_with_its_connection() {
 #[test]
 fn a_take_back_that_fails_leaves_the_way_back() {
     let (_server, mut machine) = machine(83);
-    let other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let other = hand_over(&mut machine, "b");
     let left = machine.move_to(other);
     machine.run(20);
-    let disk = &mut machine.disks[0];
-    std::fs::File::options().write(true).open(&disk.image).unwrap().set_len(10 << 20).unwrap();
-    disk.model.resize(10 << 20);
-    let said = run(&["disk", "rescan", machine.control().to_str().unwrap()]);
-    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    grow(&mut machine, 10 << 20);
     let control = left.host.join("control");
     expect_refusal(&run(&["migrate", control.to_str().unwrap(), "--take-back"]), 1, &["the disks are in use"]);
     let is_linked = || left.status().migration.is_some_and(|migration| migration.peer.is_some());
@@ -393,10 +387,7 @@ fn a_take_back_that_fails_leaves_the_way_back() {
 #[test]
 fn where_disks_came_a_later_migration_that_is_called_off_is_told_too() {
     let (_server, mut machine) = machine(84);
-    let other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let other = hand_over(&mut machine, "b");
     machine.move_to(other).program.terminate();
     let third = incoming(&machine, "c");
     offer(&machine, "c");
@@ -412,10 +403,7 @@ fn where_disks_came_a_later_migration_that_is_called_off_is_told_too() {
 #[test]
 fn a_process_that_hangs_with_the_disks_keeps_them_until_it_is_gone() {
     let (_server, mut machine) = machine(75);
-    let mut other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let mut other = hand_over(&mut machine, "b");
     other.program.signal(Signal::STOP);
     machine.start_queues();
     // The hypervisor waits for the answer, and the VM could not be used meanwhile. So the answer comes although the
@@ -461,10 +449,7 @@ fn a_hand_over_is_ended_first() -> bool {
 #[test]
 fn an_abort_that_comes_too_late_says_so() {
     let (_server, mut machine) = machine(105);
-    let mut other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let mut other = hand_over(&mut machine, "b");
     let control = machine.control();
     let abort = || run(&["migrate", control.to_str().unwrap(), "--abort"]);
     expect_refusal(&abort(), 1, &["it is too late to abort: ", "has the disks", "--take-back"]);
@@ -474,6 +459,9 @@ fn an_abort_that_comes_too_late_says_so() {
     other.program.terminate();
     let back = run(&["migrate", control.to_str().unwrap(), "--take-back"]);
     assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    // Its guest may have run at the other process, although its front end is here as before.
+    assert!(news(&machine.status()).contains("its write cache may be off"), "{}", news(&machine.status()));
+    assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [0]);
     machine.start_queues();
     machine.run_until_hits(50);
     machine.finish();
@@ -490,10 +478,7 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     machine.run_until_hits(50);
     // A process without the disks answers, too, what a guest said of its write cache.
     machine.disks[0].guest.set_writeback(false).unwrap();
-    let mut other = incoming(&machine, "b");
-    offer(&machine, "b");
-    machine.stop_queues();
-    wait_for_disks(&other);
+    let mut other = hand_over(&mut machine, "b");
     assert!(news(&other.status()).contains("has the disks, warm"), "{}", news(&other.status()));
     let control = machine.control();
     let take_back = || run(&["migrate", control.to_str().unwrap(), "--take-back"]);

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
 /// Size of the largest cache that a curve is asked for: 64 GiB. Beyond it a curve is flat.
-pub const REACH: PageCount = PageCount(1 << 24);
+pub const CURVE_REACH: PageCount = PageCount(1 << 24);
 
 /// A curve, and how good its forecasts were.
 #[derive(Clone)]
@@ -192,7 +192,7 @@ impl Curves {
 
 impl Watched {
     fn new(key: &[u8; 16]) -> Self {
-        Self { curve: MissRatioCurve::new(key, REACH), windows: Windows::default() }
+        Self { curve: MissRatioCurve::new(key, CURVE_REACH), windows: Windows::default() }
     }
 }
 

@@ -55,7 +55,7 @@ mod watch;
 
 pub use admit::Admission;
 pub use breaker::BreakerState;
-pub use curves::{CurveReport, DISK_CURVES_MAX, REACH};
+pub use curves::{CURVE_REACH, CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
 pub use evictions::{EVICTED_BATCH, EvictedContent};
 pub use policy::{CLASSES, Insertion, Policy, PolicyStatus};

@@ -2,7 +2,7 @@
 
 use super::disk::Disk;
 use super::vm::Vm;
-use remoca_core::engine::{Admission, CurveReport, REACH};
+use remoca_core::engine::{Admission, CURVE_REACH, CurveReport};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CURVE_POINTS_MAX, CURVE_REACH_BYTES, CurveGrid, CurvePoint, CurveStatus, ForecastStatus,
@@ -13,7 +13,7 @@ const STEPS: u32 = 4;
 const DOUBLINGS: u32 = 16;
 /// Size of the smallest cache on a curve.
 const LEAST: PageCount = PageCount(256);
-const _: () = assert!(CURVE_REACH_BYTES == REACH.0 as u64 * PAGE_SIZE_U64);
+const _: () = assert!(CURVE_REACH_BYTES == CURVE_REACH.0 as u64 * PAGE_SIZE_U64);
 
 /// Returns the curve of the disk `name`, or that of the VM, at the sizes of `grid` or at [`STEPS`] for each doubling.
 ///

@@ -9,12 +9,13 @@
 
 use super::memory::PoolMemory;
 use remoca_core::units::{PAGE_SIZE, PageCount, SlotIndex};
-use remoca_protocol::{ErrorCode, Frame, RequestId};
+use remoca_protocol::{ErrorCode, Frame, GROWTH_MS, RequestId};
 use std::io;
 use std::time::{Duration, Instant};
 
 /// Time limit for the answer to a SETSIZE. It is shorter than that of the engine, which would give up the pool.
 const SIZE_PATIENCE: Duration = Duration::from_secs(5);
+const _: () = assert!(SIZE_PATIENCE.as_millis() > 2 * GROWTH_MS as u128);
 
 /// Request of the SETSIZEs by which the link itself follows the server, or tells it what changed while it was away. Those of
 /// the engine are 0.

@@ -54,7 +54,7 @@ pub(super) struct KnownGuest {
     /// When it got memory from the reserve last, and how much since the reserve was full.
     relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
-    /// What this daemon promised it last, and whether that was for its minimum: then it uses up no help.
+    /// What this daemon promised it last, and whether that was for its minimum.
     pub(super) promised_bytes: u64,
     pub(super) is_for_minimum: bool,
 }
@@ -273,6 +273,12 @@ impl KnownGuest {
         if let Some(sizes) = &mut self.sizes {
             sizes.asked_bytes = bytes;
         }
+    }
+
+    /// Notes that what it was promised last is for its minimum, and uses up none of its help.
+    pub(super) fn note_for_minimum(&mut self) {
+        self.is_for_minimum = true;
+        self.relieved_bytes = self.relieved_bytes.saturating_sub(self.promised_bytes);
     }
 
     /// Takes back what it was promised last.

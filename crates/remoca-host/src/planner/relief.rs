@@ -38,13 +38,7 @@ impl Planner {
             let is_owed = self.is_owed(at.now, &name);
             let Some(why) = self.guests.get(&name).and_then(KnownGuest::pressure) else {
                 if is_owed && self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none()) {
-                    self.promise(
-                        at,
-                        &name,
-                        "its balloon may not have heard what it is to leave to it".into(),
-                        0,
-                        false,
-                    );
+                    self.promise(at, &name, "its balloon may not have heard what it is to leave to it".into(), 0);
                 }
                 continue;
             };
@@ -54,7 +48,7 @@ impl Planner {
             let most = self.claim(at.now, &name, terms.reserve_bytes);
             if is_taken_from || most > 0 || is_owed {
                 self.drop_exchange(at, &name, "its guest is short of memory");
-                self.promise(at, &name, format!("it is short of memory: {why}"), most, false);
+                self.promise(at, &name, format!("it is short of memory: {why}"), most);
             }
         }
         self.keep_guest_minimums(at, terms.reserve_bytes);
@@ -73,7 +67,8 @@ impl Planner {
             let spare = self.reserve_left(at.now).saturating_sub(reserve_bytes / 2);
             let short = self.below_minimum(&name).min(spare);
             if short > 0 {
-                self.promise(at, &name, "it has less than its minimum (guest-minimum)".into(), short, true);
+                self.promise(at, &name, "it has less than its minimum (guest-minimum)".into(), short);
+                self.guests.get_mut(&name).into_iter().for_each(KnownGuest::note_for_minimum);
             }
         }
     }
@@ -111,7 +106,7 @@ impl Planner {
     }
 
     /// Gives a guest at most `most` of what was taken from it, and nothing less than it has.
-    fn promise(&mut self, at: Moment, name: &str, why: String, most: u64, is_for_minimum: bool) {
+    fn promise(&mut self, at: Moment, name: &str, why: String, most: u64) {
         let spared = LEFT_WINDOWS * self.settings.window;
         let Some(guest) = self.guests.get_mut(name) else { return };
         let Some(sizes) = guest.sizes else { return };
@@ -121,10 +116,8 @@ impl Planner {
         guest.ask(to_bytes);
         guest.promised_bytes = bytes;
         guest.note_relief(at, spared, bytes > 0);
-        guest.is_for_minimum = is_for_minimum;
-        if !is_for_minimum {
-            guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
-        }
+        guest.is_for_minimum = false;
+        guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
         self.reliefs.push(Move {
             vm: name.into(),
             side: Side::Guest,
