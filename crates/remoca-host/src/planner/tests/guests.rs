@@ -200,10 +200,20 @@ fn on_a_host_with_much_guest_memory_caches_are_divided_and_guests_helped() {
     for name in &names {
         world.add_guest(name, Guest::new(Manner::Honest, 4608));
     }
+    let mut units = vec![world.planner.unit_bytes];
+    while units.len() < 3 {
+        world.run(1, |world| assert!(world.taken_of_host() <= signed(8064 * UNIT)));
+        if *units.last().unwrap() != world.planner.unit_bytes {
+            units.push(world.planner.unit_bytes);
+            assert!(world.planner.vms.values().all(|vm| vm.curve.is_err()), "they were asked for in other units");
+        }
+        assert!(world.looks < 1000, "{units:?}");
+    }
     run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(8064 * UNIT)));
     world.run(2, |_| {});
     assert!(world.planner.plan.is_ok(), "{:?}", world.planner.plan);
     let lent = world.planner.lent(world.at.now);
+    assert!(lent <= unit_of(16 << 30), "what nobody gains by goes back, however large the units were: {lent}");
     assert!(world.planner.unit_bytes <= unit_of(2 * (16 << 30) + 2 * lent), "{} {lent}", world.planner.unit_bytes);
     assert!(world.planner.grid().count <= CURVE_POINTS_MAX);
     // It lends something, and is short of memory.
@@ -256,6 +266,20 @@ fn many_vms_share_a_small_total() {
     }
     world.run(3, |_| {});
     assert!(world.planner.plan.is_ok() && world.planner.unit_bytes == UNIT, "{:?}", world.planner.plan);
+}
+
+#[test]
+fn what_a_minimum_brings_uses_up_no_help() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let has = sizes(&world)[1].0;
+    world.process("vm1").limits.guest_minimum_bytes = Some((has + 1) * UNIT);
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    world.run(1, |_| {});
+    let given: Vec<_> = world.steps[steps..].iter().map(|(_, step)| (&*step.vm, step.bytes / UNIT)).collect();
+    assert_eq!(given[..2], [("vm1", has + 1), ("vm1", has + 11)]);
 }
 
 /// Its new QEMU knows nothing of a balloon.
