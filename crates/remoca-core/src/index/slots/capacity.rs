@@ -61,7 +61,7 @@ impl Slots {
         while let it = self.pool(pool)
             && let Some(chunk) = it.chunks.last().copied()
             && u32::try_from(it.chunks.len() - 1).is_ok_and(|ordinal| self.chunks.first(ordinal) >= it.capacity)
-            && (it.pins == 0 || !self.is_chunk_pinned(words, chunk))
+            && !self.is_chunk_pinned(words, chunk)
         {
             self.pool_mut(pool).chunks.pop();
             self.free_chunk(words, chunk);
@@ -72,7 +72,7 @@ impl Slots {
 
     fn is_chunk_pinned<M: Words>(&self, words: &M, chunk: u32) -> bool {
         let first = self.chunks.first(chunk);
-        (first..first + self.chunks.slots()).any(|slot| self.high(words, slot) & PINS != 0)
+        self.are_pinned() && (first..first + self.chunks.slots()).any(|slot| self.high(words, slot) & PINS != 0)
     }
 
     fn free_chunk<M: Words>(&mut self, words: &mut M, chunk: u32) {

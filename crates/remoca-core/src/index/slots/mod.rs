@@ -394,9 +394,6 @@ impl Slots {
         self.set_high(words, slot, high + PIN);
         self.links.note(slot);
         self.pins += 1;
-        if let Some((pool, _)) = self.place(words, slot) {
-            self.pool_mut(pool).pins += 1;
-        }
         true
     }
 
@@ -408,11 +405,7 @@ impl Slots {
         self.set_high(words, slot, high - PIN);
         self.links.note(slot);
         self.pins -= 1;
-        let Some((pool, local)) = self.place(words, slot) else { return false };
-        self.pool_mut(pool).pins -= 1;
-        if high & PINS != PIN {
-            return false;
-        }
+        let Some((pool, local)) = self.place(words, slot).filter(|_| high & PINS == PIN) else { return false };
         let (it, links) = self.pool_and_links(pool);
         if local >= it.capacity {
             return self.give_back_chunks(words, pool);

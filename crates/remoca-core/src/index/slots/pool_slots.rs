@@ -23,8 +23,6 @@ pub(super) struct PoolSlots {
     pub(super) free: FreeSlots,
     pub(super) used: u32,
     pub(super) draining: u32,
-    /// Number of pins of its slots.
-    pub(super) pins: u32,
     pub(super) sizing: Sizing,
     /// Its chunks, in the order of its own numbers of slots.
     pub(super) chunks: Vec<u32>,
@@ -41,7 +39,6 @@ impl PoolSlots {
             free: FreeSlots::new(),
             used: 0,
             draining: 0,
-            pins: 0,
             sizing: Sizing::new(),
             chunks: Vec::new(),
             credit: 0,
