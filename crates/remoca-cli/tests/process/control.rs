@@ -402,7 +402,8 @@ fn every_request_is_in_the_trace() {
     let server = Serve::start(folder.path(), "16M");
     let trace = folder.path().join("trace");
     let arguments = vec!["--trace".into(), trace.display().to_string()];
-    let mut machine = Machine::start(Setup { server: Some(server.address.clone()), arguments, ..Setup::default() });
+    let server = Some(server.address.clone());
+    let mut machine = Machine::start(Setup { server, hedges: true, arguments, ..Setup::default() });
     machine.run_until_hits(100);
     let status = machine.status();
     machine.finish();

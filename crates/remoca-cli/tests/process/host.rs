@@ -40,7 +40,7 @@ impl Vm {
         count: usize,
         seed: u64,
     ) -> Self {
-        let own = [format!("--name={name}"), "--no-hedge".into()];
+        let own = [format!("--name={name}")];
         let setup = Setup {
             server: Some(server.address.clone()),
             cache,

@@ -41,7 +41,7 @@ impl Host {
         let [local, remote] = tiers(servers.path());
         std::fs::create_dir(config.path().join("vms")).unwrap();
         let start = |(seed, (name, count, memory, manner)): (u64, &(&'static str, usize, &str, Manner))| {
-            let more = [format!("--name={name}"), "--no-hedge".into(), "--local=6M".into()];
+            let more = [format!("--name={name}"), "--local=6M".into()];
             let setup = Setup {
                 server: Some(remote.address.clone()),
                 sectors: vec![512, 512],

@@ -13,7 +13,7 @@ fn machine(lie: Lie, seed: u64) -> (FakeServer, Machine) {
     let folder = tempfile::tempdir().unwrap();
     let server = FakeServer::start(&folder.path().join("server"), lie);
     // A small cache makes slots be reused, so that they have an old version.
-    let setup = Setup { server: Some(server.address.clone()), cache: "2M", seed, ..Setup::default() };
+    let setup = Setup { server: Some(server.address.clone()), cache: "2M", hedges: true, seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
     machine.server_is_honest = false;
     (server, machine)

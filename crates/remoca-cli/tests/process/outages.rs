@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 fn machine(setup: Setup) -> (Serve, Machine) {
     let folder = tempfile::tempdir().unwrap();
     let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), ..setup };
+    let setup = Setup { server: Some(server.address.clone()), hedges: true, ..setup };
     let mut machine = Machine::start_in(folder, setup);
     machine.evictions = Evictions::LYING;
     (server, machine)
@@ -52,7 +52,7 @@ fn a_server_on_tcp_is_killed_and_started_again() {
     let port = 20_000 + std::process::id() % 10_000;
     let folder = tempfile::tempdir().unwrap();
     let mut server = Serve::start_at(folder.path(), "16M", &format!("tcp:127.0.0.1:{port}"));
-    let setup = Setup { server: Some(server.address.clone()), seed: 12, ..Setup::default() };
+    let setup = Setup { server: Some(server.address.clone()), hedges: true, seed: 12, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);
     machine.run_until_hits(200);
     server.program.kill();
@@ -220,7 +220,8 @@ fn more_requests_than_buffers() {
 fn a_vm_process_without_a_successor_gives_its_memory_back_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), named: false, seed: 20, ..Setup::default() };
+    let setup =
+        Setup { server: Some(server.address.clone()), hedges: true, named: false, seed: 20, ..Setup::default() };
     let mut machine = Machine::start(setup);
     machine.run_until_hits(100);
     assert_eq!(server.pages_given(), 1024);

@@ -76,7 +76,7 @@ fn expect_right(machine: &mut Machine) {
 
 #[test]
 fn a_killed_process_is_warm_again() {
-    let (server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 81, ..Setup::default() });
+    let (server, mut machine) = machine(Setup { sectors: vec![512, 4096], hedges: true, seed: 81, ..Setup::default() });
     for _ in 0..3 {
         expect_warm_after_a_kill(&mut machine, &server);
         machine.run_until_hits(1);

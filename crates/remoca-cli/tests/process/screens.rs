@@ -21,7 +21,7 @@ fn machine(name: &str, setup: Setup) -> Machine {
 
 fn machine_in(folder: tempfile::TempDir, name: &str, setup: Setup) -> Machine {
     let arguments = [vec!["--name".into(), name.into()], setup.arguments].concat();
-    Machine::start_in(folder, Setup { named: false, arguments, ..setup })
+    Machine::start_in(folder, Setup { named: false, hedges: true, arguments, ..setup })
 }
 
 /// One snapshot as every screen shows it.

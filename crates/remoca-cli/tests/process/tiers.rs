@@ -45,12 +45,7 @@ impl Servers {
 
     /// Returns a machine with a local tier of 1 MiB and 2 MiB at the other server, of which both have pages.
     fn machine(&self, folder: tempfile::TempDir, seed: u64) -> Machine {
-        self.machine_with(folder, seed, &[])
-    }
-
-    fn machine_with(&self, folder: tempfile::TempDir, seed: u64, more: &[&str]) -> Machine {
-        let own = ["--local", "1M", "--local-server", &self.local.local_address()];
-        let arguments = own.iter().chain(more).map(ToString::to_string).collect();
+        let arguments = ["--local", "1M", "--local-server", &self.local.local_address()].map(String::from).to_vec();
         let server = Some(self.remote.address.clone());
         let mut machine = Machine::start_in(folder, Setup { cache: "2M", server, arguments, seed, ..Setup::default() });
         machine.evictions = Evictions::LYING;
@@ -97,8 +92,7 @@ fn run_until_both_hit(machine: &mut Machine, count: u64) {
 fn pages_enter_the_local_tier_and_move_on() {
     let folder = tempfile::tempdir().unwrap();
     let servers = Servers::start(folder.path());
-    // On a busy machine the local tier may be late, and would be passed over for a while.
-    let mut machine = servers.machine_with(folder, 301, &["--no-hedge"]);
+    let mut machine = servers.machine(folder, 301);
     let (local, remote) = (local(&machine), remote(&machine));
     assert_eq!([local.granted_bytes, remote.granted_bytes], [MIB, 2 * MIB]);
     assert!(local.is_mapped && !remote.is_mapped);
@@ -192,8 +186,7 @@ fn a_killed_local_server_costs_no_hit() {
     let manager = Arc::new(FakeManager::start());
     let folder = tempfile::tempdir().unwrap();
     let mut servers = Servers::start_under(&manager, folder.path());
-    // On a busy machine a hit may be late, and the disk would answer it.
-    let mut machine = servers.machine_with(folder, 308, &["--no-hedge"]);
+    let mut machine = servers.machine(folder, 308);
     wait_until("the manager has the pool", || manager.names().len() == 2);
     let first = local(&machine);
     let token = servers.local.status()["pools"][0]["token"].clone();

@@ -94,8 +94,7 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
     let folder = tempfile::tempdir().unwrap();
     let server = Serve::start(folder.path(), "16M");
     // A pool that is mapped is never late or busy, which a simulation knows nothing of.
-    let setup =
-        Setup { server: Some(server.local_address()), arguments: vec!["--no-hedge".into()], ..Setup::default() };
+    let setup = Setup { server: Some(server.local_address()), ..Setup::default() };
     let mut machine = Machine::start(setup);
     wait_until("it has its cache", || machine.status().cache.granted_bytes == CACHE * 4096);
     let recorder = Recorder::start(folder.path(), &machine.control(), &[]);

@@ -151,7 +151,8 @@ fn is_locked(image: &File) -> bool {
 /// answered.
 #[test]
 fn several_upgrades_under_load() {
-    let (_server, mut machine) = machine(Setup { sectors: vec![512, 4096], seed: 71, ..Setup::default() });
+    let (_server, mut machine) =
+        machine(Setup { sectors: vec![512, 4096], hedges: true, seed: 71, ..Setup::default() });
     machine.run_until_hits(100);
     let image = File::open(&machine.disks[0].image).unwrap();
     let locked = Meanwhile::again_and_again(move || {

@@ -21,6 +21,9 @@ pub struct Setup {
     pub nbd_delay: &'static str,
     pub cache: &'static str,
     pub server: Option<String>,
+    /// Whether a read is left to the disk when the memory server is late. These images are in the page cache, and are read
+    /// faster than a memory server answers on a busy machine: tests that need hits would wait for them.
+    pub hedges: bool,
     /// Whether the process has a name, so that it leaves its state to its successor.
     pub named: bool,
     pub arguments: Vec<String>,
@@ -42,6 +45,7 @@ impl Default for Setup {
             nbd_delay: "",
             cache: "4M",
             server: None,
+            hedges: false,
             named: true,
             arguments: Vec::new(),
             environment: Vec::new(),
@@ -62,6 +66,7 @@ pub fn spawn(setup: &Setup, folder: &Path, disks: &[VirtualDisk], arguments: &[S
     };
     command.envs(setup.environment.iter().cloned());
     command.args(["disk", "--cache", setup.cache]).args(setup.named.then_some("--name=test"));
+    command.args((!setup.hedges).then_some("--no-hedge"));
     for (name, path) in [("--port", "port"), ("--control", "control")] {
         command.arg(name).arg(folder.join(path));
     }
