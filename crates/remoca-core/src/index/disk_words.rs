@@ -158,6 +158,13 @@ impl DiskWords {
         }
     }
 
+    /// Returns whether each disk of `pairs` has one number, there and here, and the words hold nothing about any other.
+    pub(super) fn keep_numbers<M: Words>(self, words: &M, pairs: &[(DiskIndex, DiskIndex)]) -> bool {
+        let is_unused = |disk| self.state(words, disk) == DiskState::Absent && self.flush_failed(words, disk).is_none();
+        pairs.iter().all(|(there, here)| there == here)
+            && self.numbers().all(|disk| pairs.contains(&(disk, disk)) || is_unused(disk))
+    }
+
     /// Returns the errno of the failed flush of `disk`, or `None` if no failure is recorded.
     pub(super) fn flush_failed<M: Words>(self, words: &M, disk: DiskIndex) -> Option<i32> {
         let errno = words[self.at(disk) + ERRNO].cast_signed();

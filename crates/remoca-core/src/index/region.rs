@@ -2,10 +2,9 @@
 //!
 //! A region that the previous process closed ([`CacheIndex::close`]) is used as it is if the checksum of its header
 //! matches. Otherwise that process may have been killed between any two stores. In that case only the entries of the
-//! tables are trusted, and hash tables, queue, free lists and counts are rebuilt. Words from another process (a migration)
-//! may be forged, so they are rebuilt as well. The index may then hold nonsense, but it is consistent. Pages from the
-//! server are still compared with their fingerprints. The mapping from blocks to fingerprints is only as trustworthy as
-//! the origin of the words.
+//! tables are trusted, and hash tables, queue, free lists and counts are rebuilt. So they are if the disks get other numbers
+//! in a migration. The index may then hold nonsense, but it is consistent. Pages from the server are still compared with
+//! their fingerprints. The mapping from blocks to fingerprints is only as trustworthy as the origin of the words.
 
 use super::layout::{HEADER_WORDS, LAYOUT_VERSION, MAGIC, header, settle};
 use super::{CacheIndex, DiskWords, Entries, Layout, Nodes, SendLog, Slots, Words};
@@ -18,9 +17,9 @@ use crate::units::DiskIndex;
 pub enum Origin<'a> {
     /// A process of this user, in a file that only this user may write to.
     Own,
-    /// Another process, which may have forged them. For each disk that both have: its number there, and here. What the
-    /// words hold about other disks is dropped.
-    Stranger(&'a [(DiskIndex, DiskIndex)]),
+    /// The process that the VM came from, which has the key of its migration. For each disk that both have: its number
+    /// there, and here. What the words hold about other disks is dropped.
+    Peer(&'a [(DiskIndex, DiskIndex)]),
 }
 
 /// Error of a resume. It returns the words to the caller.
@@ -112,7 +111,11 @@ impl<M: Words> CacheIndex<M> {
         let mut this = Self::over(words, layout, seed, zero);
         let closed = this.words[header::CLOSED] == checksum(&this.words);
         this.reopen();
-        this.taken_as_it_was = closed && origin == Origin::Own;
+        this.taken_as_it_was = closed
+            && match origin {
+                Origin::Own => true,
+                Origin::Peer(pairs) => this.disks.keep_numbers(&this.words, pairs),
+            };
         if this.taken_as_it_was {
             this.slots.take_as_closed(&mut this.words);
             this.nodes.take_as_closed(&this.words);
@@ -123,15 +126,15 @@ impl<M: Words> CacheIndex<M> {
         Ok(this)
     }
 
-    /// Rebuilds everything from the entries. Drops void blocks and, if the words are another process's, gives the disks the
-    /// numbers that they have here. If the previous process was killed while it forgot all blocks, none is kept.
+    /// Rebuilds everything from the entries. Drops void blocks and, if the words are a peer's, gives the disks the numbers
+    /// that they have here. If the previous process was killed while it forgot all blocks, none is kept.
     fn rebuild(&mut self, origin: Origin<'_>) {
         let old = self.words[..self.layout.log_at()].to_vec();
         let Self { words, entries, slots, nodes, disks, layout, .. } = self;
         let mut here = vec![None; usize::from(layout.disks())];
         match origin {
             Origin::Own => here.iter_mut().zip(disks.numbers()).for_each(|(here, disk)| *here = Some(disk)),
-            Origin::Stranger(pairs) => {
+            Origin::Peer(pairs) => {
                 for (there, to) in pairs {
                     here.get_mut(usize::from(there.0)).into_iter().for_each(|here| *here = Some(*to));
                 }
@@ -144,7 +147,7 @@ impl<M: Words> CacheIndex<M> {
         nodes.rebuild(words, disk_of);
         settle();
         words[header::BLOCKS_VALID] = 1;
-        if let Origin::Stranger(pairs) = origin {
+        if let Origin::Peer(pairs) = origin {
             disks.renumber(words, &old, pairs);
         }
         // Only now, so that a kill before this leaves the voids as they were.

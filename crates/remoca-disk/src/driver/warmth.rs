@@ -297,13 +297,7 @@ impl Warmth {
             self.images.iter_mut().for_each(|image| image.cold_reason = None);
             return;
         }
-        let status = engine.status();
-        tracing::info!(
-            "the cache starts warm: {} blocks known, {} pages cached, {}",
-            status.known_blocks.0,
-            status.slots.used,
-            if engine.index().was_closed() { "all in order" } else { "each looked at" }
-        );
+        tracing::info!("the cache starts warm: {}", contents(engine));
         for (disk, image) in disks.iter().zip(&self.images) {
             if let Some(reason) = &image.cold_reason {
                 tracing::info!("{} starts cold: {reason}", disk.name);
@@ -404,4 +398,11 @@ fn look(image: &mut ImageState, disk: &mut Disk, header: &Header, now_ns: u64, c
 /// Returns the error number with which all flushes of a disk fail, or `None` if no flush has failed.
 pub(super) fn failed_flush(disk: &Disk, engine: &Engine) -> Option<i32> {
     disk.store.failed_flush().or(engine.index().flush_failed(disk.number))
+}
+
+/// Returns what a cache begins with, in words.
+pub(super) fn contents(engine: &Engine) -> String {
+    let status = engine.status();
+    let how = if engine.index().was_closed() { "all in order" } else { "each looked at" };
+    format!("{} blocks known, {} pages cached, {how}", status.known_blocks.0, status.slots.used)
 }

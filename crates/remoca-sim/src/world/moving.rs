@@ -235,8 +235,7 @@ impl World<'_> {
 
     fn do_move(&mut self, side: usize, action: Action) -> Outcome {
         let latency = self.random.between(1..=self.plan.scenario.network_ns * 4);
-        let words = || self.vm.engine.index().words().to_vec();
-        let state = if action == Action::SendState { Some(words()) } else { None };
+        let state = (action == Action::SendState).then(|| self.vm.engine.copy_closed());
         let Some(moving) = &mut self.vm.moving else { return Ok(()) };
         let link = moving.link;
         let arrives = self.now.plus_ns(latency).max(moving.arrived_at);

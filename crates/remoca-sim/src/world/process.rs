@@ -172,7 +172,7 @@ impl World<'_> {
         self.vm.config.guest_memory = PageCount(self.vm.resident);
         let moved = self.vm.moved.take();
         let leaving = if moved.is_some() { Leaving::AtOnce } else { Leaving::Drained };
-        let origin = moved.as_ref().map_or(Origin::Own, |moved| Origin::Stranger(moved));
+        let origin = moved.as_ref().map_or(Origin::Own, |moved| Origin::Peer(moved));
         match self.vm.remains.take().and_then(|words| warm_engine(&self.vm.config, words, origin)) {
             Some((engine, fuse)) => self.start_warm(engine, fuse)?,
             None => self.start_cold(),

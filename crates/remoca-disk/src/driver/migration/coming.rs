@@ -5,6 +5,7 @@ use crate::driver::TierSizes;
 use crate::driver::disk::Disk;
 use crate::driver::poller::Source;
 use crate::driver::vm::Vm;
+use crate::driver::warmth::contents;
 use crate::link::ServerLink;
 use crate::migration::{IndexRoom, Receipt};
 use crate::state::StateFile;
@@ -235,8 +236,11 @@ impl Migration {
         let config = EngineConfig { key: header.key, seed: header.seed, ..self.config };
         let numbers: Vec<_> =
             header.numbers.iter().map(|there| DiskIndex(*there)).zip(disks.iter().map(|disk| disk.number)).collect();
-        let engine = match DiskEngine::resume(&config, words, Origin::Stranger(&numbers)) {
-            Ok(engine) => engine,
+        let engine = match DiskEngine::resume(&config, words, Origin::Peer(&numbers)) {
+            Ok(engine) => {
+                tracing::info!("what came of the cache: {}", contents(&engine));
+                engine
+            }
             Err(unusable) => {
                 tracing::warn!("the index that came cannot be used: {}", unusable.reason);
                 return None;

@@ -165,7 +165,7 @@ impl Migration {
     /// Sends the state of the disks to the peer. Failed flushes are sent even if the index stays.
     pub(super) fn send_state(&mut self, vm: &mut Vm) {
         self.failed_flushes = failed_flushes(vm);
-        let words = self.ownership.gives_index().then(|| vm.engine.index().words().to_vec());
+        let words = self.ownership.gives_index().then(|| vm.engine.copy_closed());
         let words = Arc::new(words.unwrap_or_default());
         let config = &self.config;
         let own = vm.guests.disks().iter().map(|disk| (disk.frontend.write_cache(), disk.frontend.attachment()));
