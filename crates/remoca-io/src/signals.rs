@@ -25,6 +25,36 @@ impl Signals {
     }
 }
 
+/// SIGTERM, SIGINT and SIGHUP, held back until it is known what they have to clean up.
+pub struct HeldBack(SigSet);
+
+impl HeldBack {
+    /// Blocks the signals. Call it before any thread starts.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn take() -> io::Result<Self> {
+        let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+        signals.thread_block()?;
+        Ok(Self(signals))
+    }
+
+    /// Lets the signals end the process, once `cleanup` is done.
+    ///
+    /// # Errors
+    /// If the system has no threads left.
+    pub fn clean_up_with(self, cleanup: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            if let Ok(signal) = self.0.wait() {
+                cleanup();
+                // As a shell shows a process that a signal ended.
+                std::process::exit(128 + signal as i32);
+            }
+        })?;
+        Ok(())
+    }
+}
+
 fn descriptor(signals: &[Signal]) -> io::Result<OwnedFd> {
     let mask: SigSet = signals.iter().copied().collect();
     mask.thread_block()?;

@@ -11,6 +11,13 @@ pub const DISKS_MAX: u16 = 4096;
 /// Maximum number of blocks of a read or write: 1 GiB.
 pub const REQUEST_BLOCKS_MAX: u64 = (1 << 30) / 4096;
 
+/// Returns what the kernel's block trace calls a write of `length` bytes: one that is longer than any with data writes zeroes. The trace
+/// has no other sign of these, and shows them before they are split.
+#[must_use]
+pub fn of_traced_write(length: u64) -> TracedOp {
+    if length > REQUEST_BLOCKS_MAX * 4096 { TracedOp::WriteZeroes } else { TracedOp::Write }
+}
+
 /// Returns the record of a request for a number of 512-byte sectors.
 ///
 /// # Errors

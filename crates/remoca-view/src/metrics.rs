@@ -125,7 +125,7 @@ pub const METRICS: [Metric; 38] = [
     count("known_pages_total", "Evicted pages that the disk is known to hold.", |_, shown| number(shown.figures.known)),
     count("disk_errors_total", "Requests that the disk failed.", |_, shown| counted(shown, "disk_errors")),
     count("wrong_pages_total", "Pages from a memory server that were not the requested ones.", |_, shown| {
-        counted(shown, "fetch_wrong")
+        Some(counted(shown, "fetch_wrong")? + counted(shown, "fetch_unexpected")?)
     }),
     count("missing_pages_total", "Pages that the memory server did not have.", |_, shown| {
         counted(shown, "fetch_missing")

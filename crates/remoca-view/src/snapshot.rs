@@ -120,11 +120,15 @@ impl Taker {
     }
 }
 
-/// Gives VMs of one name, which processes of several users may have, names that differ.
+/// Gives VMs of one name, which processes of several users may have, names that differ. One whose socket alone is called so keeps it:
+/// another process says what it likes.
 fn tell_apart(vms: &mut [Vm]) {
-    let names: Vec<String> = vms.iter().map(|vm| vm.name.clone()).collect();
-    for (vm, name) in vms.iter_mut().zip(&names) {
-        if names.iter().filter(|other| *other == name).count() > 1 {
+    let is_called_so = |vm: &Vm| vm.socket.file_stem().is_some_and(|stem| stem == vm.name.as_str());
+    let names: Vec<(String, bool)> = vms.iter().map(|vm| (vm.name.clone(), is_called_so(vm))).collect();
+    for (vm, (name, is_called_so)) in vms.iter_mut().zip(&names) {
+        let namesakes = || names.iter().filter(|(other, _)| other == name);
+        let is_alone_called_so = *is_called_so && namesakes().filter(|(_, is_called_so)| *is_called_so).count() == 1;
+        if namesakes().count() > 1 && !is_alone_called_so {
             vm.name = format!("{name} ({})", vm.socket.display());
         }
     }
@@ -236,6 +240,18 @@ mod tests {
         assert_eq!(recent.seconds, 10.0, "since it answered last");
         let gone = taker.next(Vec::new(), 15.0, None);
         assert!(gone.vms.is_empty() && gone.problems.is_empty());
+    }
+
+    #[test]
+    fn a_process_that_says_anothers_name_takes_nothing_from_it() {
+        let names = |sockets: &[&str]| {
+            let answers = sockets.iter().map(|socket| answer(socket, Ok(full_status(1, 10)))).collect();
+            Taker::default().next(answers, 0.0, None).vms.into_iter().map(|vm| vm.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["/a/other.ctl", "/a/web001.ctl"]), ["web001 (/a/other.ctl)", "web001"]);
+        // Those of two users.
+        assert_eq!(names(&["/a/web001.ctl", "/b/web001.ctl"]), ["web001 (/a/web001.ctl)", "web001 (/b/web001.ctl)"]);
+        assert_eq!(names(&["/a/odd.ctl", "/b/odder.ctl"]), ["web001 (/a/odd.ctl)", "web001 (/b/odder.ctl)"]);
     }
 
     #[test]

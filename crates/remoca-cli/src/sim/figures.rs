@@ -198,7 +198,10 @@ impl Report {
         let mut notes = Vec::new();
         let Self { trace, outcome, latencies, .. } = self;
         if self.one_of > 1 {
-            notes.push(format!("One block of {} was simulated, with as much less memory.", self.one_of));
+            notes.push(format!(
+                "One block of {} was simulated, with as much less memory. Times are as if blocks were read alone.",
+                self.one_of
+            ));
         }
         if self.bytes.guest == 0 && outcome.uses_evictions {
             notes.push("Evictions are those of the guest while the trace was recorded.".into());
@@ -222,7 +225,7 @@ impl Report {
             notes.push("Reads of parts of blocks count as misses.".into());
         }
         if self.policy == PolicyKind::Fixed {
-            notes.push("The best set of blocks is a bound: no cache knows it beforehand. Times are as if blocks were read alone.".into());
+            notes.push("The best set of blocks is a bound: no cache knows it beforehand. Its times are as if blocks were read alone.".into());
         }
         notes.extend(latencies.notes(self.bytes, &trace.summary));
         if let Some(hits) = trace.summary.recorded_cache_reads.filter(|_| trace.summary.reads > 0) {

@@ -5,7 +5,7 @@ mod page;
 mod text;
 
 use crate::size::parse_size;
-use crate::trace::{Form, Opened, TraceFile, complete, read_all, unfinished};
+use crate::trace::{Form, Opened, TraceFile, complete, read_all, removed_at_a_signal};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use figures::{Latencies, Report};
@@ -121,7 +121,7 @@ impl SimArgs {
 /// If the trace cannot be read or takes too much memory, or the page cannot be written.
 pub fn run(args: &SimArgs) -> Result<()> {
     // Before the work, so that it is not done in vain.
-    let page = args.html.as_deref().map(|page| unfinished(page, args.force)).transpose()?;
+    let page = args.html.as_deref().map(|page| removed_at_a_signal(page, args.force)).transpose()?;
     let mut opened = args.file.open()?;
     let report = simulate(args, &mut opened)?;
     if let (Some(mut page), Some(path)) = (page, &args.html) {

@@ -3,6 +3,7 @@
 use super::reading::{TraceFile, read_all};
 use crate::size::show_size;
 use anyhow::{Context, Result, bail};
+use remoca_io::signals::HeldBack;
 use remoca_trace::{Format, Summary, Writer};
 use std::fs::Permissions;
 use std::io::{BufWriter, ErrorKind, Write};
@@ -14,7 +15,7 @@ use tempfile::{NamedTempFile, PersistError};
 /// takes the place of another one.
 pub fn run(file: &TraceFile, output: &Path, replaces: bool) -> Result<()> {
     let mut opened = file.open()?;
-    let unfinished = unfinished(output, replaces)?;
+    let unfinished = removed_at_a_signal(output, replaces)?;
     let cannot = || format!("cannot write {}", output.display());
     let mut writer = Writer::new(BufWriter::new(unfinished)).with_context(cannot)?;
     let mut summary = Summary::default();
@@ -65,24 +66,35 @@ pub fn unfinished(output: &Path, replaces: bool) -> Result<NamedTempFile> {
         .with_context(|| format!("cannot write into the folder {}", folder.display()))
 }
 
+/// Returns a file as [`unfinished`] does, which is also removed if a signal ends the process. Call it before any thread starts.
+///
+/// # Errors
+/// As [`unfinished`], or if the system has no threads left.
+pub fn removed_at_a_signal(output: &Path, replaces: bool) -> Result<NamedTempFile> {
+    let cannot = "cannot wait for signals";
+    let signals = HeldBack::take().context(cannot)?;
+    let file = unfinished(output, replaces)?;
+    let path = file.path().to_owned();
+    signals.clean_up_with(move || drop(std::fs::remove_file(path))).context(cannot)?;
+    Ok(file)
+}
+
 /// Lets a complete file take the place of `output`. Returns its size in bytes.
 ///
 /// # Errors
-/// If the system refuses, or a file has appeared at `output` meanwhile and it does not replace one. It then stays beside it.
+/// If the system refuses, or a file has appeared at `output` meanwhile and it does not replace one. It then stays under a name of its
+/// own.
 pub fn complete(file: NamedTempFile, output: &Path, replaces: bool) -> Result<u64> {
     let cannot = || format!("cannot write {}", output.display());
     let bytes = file.as_file().metadata().with_context(cannot)?.len();
     let placed = if replaces { file.persist(output) } else { file.persist_noclobber(output) };
     let Err(PersistError { error, file }) = placed else { return Ok(bytes) };
-    if error.kind() != ErrorKind::AlreadyExists {
-        return Err(error).with_context(cannot);
-    }
     let (_, kept) = file.keep().map_err(|error| error.error).with_context(cannot)?;
-    bail!(
-        "a file {} has appeared meanwhile, and is not replaced: what was written is in {}",
-        output.display(),
-        kept.display()
-    )
+    let why = match error.kind() {
+        ErrorKind::AlreadyExists => format!("a file {} has appeared meanwhile, and is not replaced", output.display()),
+        _ => format!("it cannot be called {}: {error}", output.display()),
+    };
+    bail!("{why}: what was written is in {}", kept.display())
 }
 
 #[cfg(test)]
@@ -100,5 +112,14 @@ mod tests {
         let (_, kept) = error.rsplit_once(' ').unwrap();
         assert_eq!(std::fs::read(kept).unwrap(), b"hours of work", "{error}");
         assert_eq!(std::fs::read(&output).unwrap(), b"another");
+        // Whatever else the file system has against it.
+        for replaces in [false, true] {
+            let output = folder.path().join("n".repeat(256));
+            let mut file = unfinished(&folder.path().join("other"), false).unwrap();
+            file.write_all(b"hours of work").unwrap();
+            let error = complete(file, &output, replaces).unwrap_err().to_string();
+            let (_, kept) = error.rsplit_once(' ').unwrap();
+            assert_eq!(std::fs::read(kept).unwrap(), b"hours of work", "{error}");
+        }
     }
 }

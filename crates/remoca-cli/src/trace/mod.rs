@@ -9,7 +9,7 @@ mod record;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 pub use form::Form;
-pub use import::{complete, unfinished};
+pub use import::{complete, removed_at_a_signal};
 pub use reading::{Opened, TraceFile, read_all};
 use std::path::PathBuf;
 

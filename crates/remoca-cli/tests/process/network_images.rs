@@ -81,6 +81,26 @@ fn what_a_store_holds_that_comes_back_is_read_anew() {
     }
 }
 
+/// The VM ran on another host meanwhile. No lock of an NBD image or a block device reaches that far.
+#[test]
+fn what_a_disk_holds_whose_guest_was_away_is_read_anew() {
+    let (_server, mut machine) = machine(65);
+    machine.run_until_hits(500);
+    let socket = machine.folder.path().join("socket0");
+    machine.settle();
+    let disk = &mut machine.disks[0];
+    disk.guest.disconnect();
+    wait_until("its guest has left", || machine.program.log().contains("disk0: its guest has left, and no lock"));
+    let disk = &mut machine.disks[0];
+    disk.model.bytes.iter_mut().for_each(|byte| *byte ^= 0x5A);
+    std::fs::write(&disk.image, &disk.model.bytes).unwrap();
+    disk.guest.connect(&socket).unwrap();
+    machine.read_everything();
+    assert_eq!(machine.counter("foreign_writes"), 0, "it is known that the content may be another");
+    machine.run_until_hits(200);
+    machine.finish();
+}
+
 /// Each disk has its own part of the buffers, whatever its guest requests.
 #[test]
 fn a_disk_that_hangs_does_not_stop_the_others() {

@@ -11,6 +11,7 @@ use remoca_protocol::control::Status;
 use remoca_protocol::trace::{HEAD_BYTES, TracedOp, parse_trace};
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const FAILURE: i32 = 1;
@@ -141,6 +142,40 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
         (&both["local_ms"], &both["remote_ms"], &both["local_is"]),
         (&0.01.into(), &0.2.into(), &"assumed".into())
     );
+    machine.finish();
+}
+
+/// Pages fall from the local tier into the other one, and rise again.
+#[test]
+fn simulated_tiers_hit_as_the_real_ones_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let [near, far] = ["near", "far"].map(|name| {
+        let folder = folder.path().join(name);
+        std::fs::create_dir(&folder).unwrap();
+        Serve::start(&folder, "16M")
+    });
+    let arguments = ["--local", "1M", "--local-server", &near.local_address()].map(String::from).to_vec();
+    let mut machine =
+        Machine::start(Setup { server: Some(far.address.clone()), cache: "3M", arguments, ..Setup::default() });
+    let pools = |machine: &Machine| {
+        let pools = machine.status().pools;
+        [true, false].map(|is_local| pools.iter().find(|pool| pool.is_local_tier == is_local).cloned())
+    };
+    let granted = |machine: &Machine| pools(machine).map(|pool| pool.map_or(0, |pool| pool.granted_bytes));
+    wait_until("it has both tiers", || granted(&machine) == [1 << 20, 3 << 20]);
+    let recorder = Recorder::start(folder.path(), &machine.control(), &[]);
+    read_as_a_guest(&mut machine, 12_000);
+    let hits = pools(&machine).map(|pool| pool.unwrap().hits);
+    assert!(run(&["trace", "stop", text(&machine.control())]).status.success());
+    let (trace, _) = recorder.wait();
+    for policy in ["lru", "adaptive"] {
+        let options = ["--local", "1M", "--remote", "3M", "--policy", policy, "-o", "json"];
+        let simulated = json(&[&["sim", text(&trace)], &options[..]].concat());
+        let simulated = ["local", "remote"].map(|tier| simulated["blocks"][tier].as_u64().unwrap());
+        println!("{policy}: {simulated:?} of {hits:?}");
+        assert_eq!(simulated, hits, "{policy}");
+    }
+    assert!(hits.iter().all(|hits| *hits > 500), "{hits:?}");
     machine.finish();
 }
 
@@ -297,6 +332,31 @@ fn a_recording_ends_with_an_upgrade_and_with_a_process_that_is_killed() {
     machine.restart();
     machine.pages_sent = 0;
     machine.finish();
+}
+
+/// A trace that comes through a pipe is imported until somebody has enough of it.
+#[test]
+fn an_import_that_is_interrupted_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [pipe, output] = ["pipe", "output"].map(|name| folder.path().join(name));
+    std::fs::create_dir(&output).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    // Open for both, it waits for nobody.
+    let mut trace = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    for signal in [Signal::INT, Signal::TERM] {
+        let mut import = command(REMOCA);
+        import.args(["trace", "import", "--format", "blkparse"]).arg(&pipe).arg("-o").arg(output.join("trace"));
+        let mut program = Program::start(&mut import, &folder.path().join("log"));
+        // More than is looked at to tell the format, and less than a pipe holds.
+        trace
+            .write_all(&b"  8,0    3        2     0.000001829   697  Q   W 223490 + 8 [kjournald]\n".repeat(400))
+            .unwrap();
+        let files = || std::fs::read_dir(&output).unwrap().count();
+        wait_until("a file is begun", || files() == 1);
+        program.signal(signal);
+        wait_until("it ends", || !program.is_running());
+        assert_eq!(files(), 0, "{}", program.log());
+    }
 }
 
 /// Nothing waits for a client that takes nothing, and another one may take its place.

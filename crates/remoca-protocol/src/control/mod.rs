@@ -94,6 +94,9 @@ pub enum Command {
     TraceStop,
 }
 
+/// Maximum length of a VM's name, which is used in file names.
+const NAME_BYTES_MAX: usize = 255;
+
 /// Answer to a command.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -112,6 +115,8 @@ pub enum LineError {
     NoCommand(serde_json::Error),
     #[error("{0}")]
     NoReply(serde_json::Error),
+    #[error("it says a name of {0} bytes, which no VM has: names are used in file names")]
+    LongName(usize),
 }
 
 impl Command {
@@ -160,12 +165,40 @@ impl Reply {
         Ok(line)
     }
 
-    /// Parses a reply from a line.
+    /// Parses a reply from a line. Its texts may be shown on a terminal: control characters in them, but for line feeds and tabs, are
+    /// replaced.
     ///
     /// # Errors
-    /// If the line is not a valid reply.
+    /// If the line is not a valid reply, or says a name that no VM has.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
-        serde_json::from_slice(line).map_err(LineError::NoReply)
+        let reply = if may_have_controls(line) {
+            let mut value = serde_json::from_slice(line).map_err(LineError::NoReply)?;
+            replace_controls(&mut value);
+            serde_json::from_value(value)
+        } else {
+            serde_json::from_slice(line)
+        };
+        match reply.map_err(LineError::NoReply)? {
+            Self::Status(status) if status.name.len() > NAME_BYTES_MAX => Err(LineError::LongName(status.name.len())),
+            reply => Ok(reply),
+        }
+    }
+}
+
+/// Returns whether the texts of some JSON may have control characters: escaped ones (C0), or those that need no escape (DEL, C1).
+fn may_have_controls(json: &[u8]) -> bool {
+    json.windows(2).any(|pair| matches!(pair, [b'\\', b'u' | b'b' | b'f' | b'r'] | [0xc2, 0x80..=0x9f] | [_, 0x7f]))
+}
+
+/// Replaces control characters, but for line feeds and tabs, in all texts of some JSON.
+fn replace_controls(value: &mut serde_json::Value) {
+    use serde_json::Value;
+    let is_bad = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    match value {
+        Value::String(text) if text.contains(is_bad) => *text = text.replace(is_bad, "\u{fffd}"),
+        Value::Array(values) => values.iter_mut().for_each(replace_controls),
+        Value::Object(fields) => fields.values_mut().for_each(replace_controls),
+        Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -175,6 +208,19 @@ mod tests {
 
     fn line_of(command: &Command) -> String {
         String::from_utf8(command.line().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_replaced() {
+        let parse = |text: &str| Reply::parse(text.as_bytes());
+        for (sent, shown) in [
+            (r#"{"error":"a\u001b[2Jb\u009bc\r\td\ne"}"#, "a\u{fffd}[2Jb\u{fffd}c\u{fffd}\td\ne"),
+            ("{\"error\":\"a\u{9b}2J \u{7f}\"}", "a\u{fffd}2J \u{fffd}"),
+            (r#"{"error":"no \\u001b, ü and \u00fc"}"#, r"no \u001b, ü and ü"),
+        ] {
+            let Ok(Reply::Error { error }) = parse(sent) else { panic!("{sent}") };
+            assert_eq!(error, shown);
+        }
     }
 
     #[test]

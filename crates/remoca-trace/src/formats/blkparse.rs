@@ -10,7 +10,7 @@ use super::disks::Disks;
 use super::text::{number, shown};
 use crate::error::{ErrorKind, TraceError};
 use crate::input::Input;
-use crate::limits::{of_bytes, of_sectors};
+use crate::limits::{of_bytes, of_sectors, of_traced_write};
 use remoca_protocol::trace::{TraceRecord, TracedOp};
 
 #[derive(Default)]
@@ -69,7 +69,9 @@ impl Blkparse {
             () if event.action != b"Q" => return Ok(None),
             () if has(b'D') => TracedOp::Discard,
             () if has(b'R') => TracedOp::Read,
-            () if has(b'W') && place.is_some() => TracedOp::Write,
+            () if has(b'W') && place.is_some() => {
+                of_traced_write(place.map_or(0, |(_, count)| count.saturating_mul(512)))
+            }
             () if has(b'F') => TracedOp::Flush,
             () => return Ok(None),
         };

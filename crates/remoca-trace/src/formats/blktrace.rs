@@ -11,7 +11,7 @@ use super::batch::{BATCH_RECORDS, Batch, Parser};
 use super::disks::Disks;
 use crate::error::{ErrorKind, TraceError};
 use crate::input::Input;
-use crate::limits::of_bytes;
+use crate::limits::{of_bytes, of_traced_write};
 use remoca_protocol::trace::{TraceRecord, TracedOp};
 
 const EVENT_BYTES: usize = 48;
@@ -82,7 +82,7 @@ impl Blktrace {
         let op = match () {
             () if is(DISCARD) => TracedOp::Discard,
             () if is(FLUSH) && event.bytes == 0 => TracedOp::Flush,
-            () if is(WRITE) => TracedOp::Write,
+            () if is(WRITE) => of_traced_write(event.bytes.into()),
             () if is(READ) => TracedOp::Read,
             () => return Ok(None),
         };

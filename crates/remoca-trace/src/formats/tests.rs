@@ -136,6 +136,7 @@ fn blktrace() {
             event(8, 16, 131_072, 8 | read_, b""),
             event(9, 4096, 8192, queue | write | discard, b""),
             event(10, 0, 0, queue | write | 4 << 16, b""),
+            event(11, 8, 1 << 31, queue | write, b""),
         ]
         .concat();
         assert_eq!(
@@ -144,10 +145,13 @@ fn blktrace() {
                 (TracedOp::Write, 5, 27936, 1, 0),
                 (TracedOp::Read, 7, 2, 32, 0),
                 (TracedOp::Discard, 9, 512, 2, 0),
-                (TracedOp::Flush, 10, 0, 0, 0)
+                (TracedOp::Flush, 10, 0, 0, 0),
+                // `blkdiscard -z`: no write of data is that long.
+                (TracedOp::WriteZeroes, 11, 1, 1 << 19, 0)
             ]
         );
-        refused(&bytes[..bytes.len() - 1], None, Position::Byte(5 * 48 + 13), "it ends within the record");
+        refused(&bytes[..bytes.len() - 1], None, Position::Byte(6 * 48 + 13), "it ends within the record");
+        refused(&event(5, 0, 1 << 31, queue | read_, b""), None, Position::Byte(0), "none is longer than 1 GiB");
         refused(&bytes[..58], None, Position::Byte(55), "cut short");
         refused(&[&bytes[..55], &[0; 48]].concat(), None, Position::Byte(55), "magic number");
         let far = event(5, 1 << 60, 4096, queue | write, b"");
@@ -165,6 +169,7 @@ const BY_BLKPARSE: &str = "  8,0    0        1     0.000000000   697  Q   W 2234
   8,0    0        6     0.000005000   697  Q  RM 99 + 1 [(null)]
   8,0    0        7    12.000006000   697  Q WFS 2048 + 16 [(null)]
   8,0    0        8    12.000008000   697  C   R 16 + 256 [0]
+  8,0    0        9    12.000009000   697  Q  WS 0 + 4194304 [(null)]
 CPU0 (syn):
  Reads Queued:           2,      128KiB	 Writes Queued:           4,     1036KiB
 ";
@@ -182,10 +187,11 @@ fn binary_and_text_of_the_same_events_are_the_same_requests() {
         event(5000, 99, 512, queue | read | 1 << 28),
         event(12_000_006_000, 2048, 8192, queue | write | 1_u32 << 31),
         event(12_000_008_000, 16, 131_072, 8 | read | 1 << 23),
+        event(12_000_009_000, 0, 1 << 31, queue | write),
     ]
     .concat();
     let by_text = records(BY_BLKPARSE.as_bytes(), Format::Blkparse);
-    assert_eq!((by_text.len(), &by_text), (6, &records(&bytes, Format::Blktrace)));
+    assert_eq!((by_text.len(), &by_text), (7, &records(&bytes, Format::Blktrace)));
 }
 
 /// Returns a record of vscsiStats. The layouts are those in libCacheSim's `vscsi.h`.

@@ -1,9 +1,10 @@
 //! The engine's cache with its own insertion policy ([`remoca_core::engine::Policy`], decision 0037), over two tiers.
 //!
 //! As in the engine, a page that hit stays and is the next to be discarded, an evicted page that is still cached is a
-//! duplicate that need not travel, and what the policy passes over is not cached. A page that hit and is displaced from the
-//! local tier does not travel either. Where no evictions are seen, blocks are admitted as they are read: hits become the
-//! newest, and all but one in 32 misses enter as the next to be discarded (decision 0015).
+//! duplicate that need not travel, or rises to the local tier if it hit in the remote one, and what the policy passes over is not
+//! cached. A page that hit and is displaced from the local tier does not travel either. Where no evictions are seen, blocks are admitted as they are read: hits become the
+//! newest, and the blocks of all but one in 32 reads that miss enter as the next to be discarded; if they are several, only as
+//! long as there is room (decision 0015).
 
 use super::ids::{Id, Key};
 use super::lists::Lists;
@@ -14,7 +15,7 @@ use remoca_core::units::PageCount;
 
 const LOCAL: usize = 0;
 const REMOTE: usize = 1;
-/// Number of misses for each one that enters as the newest, where blocks are admitted as they are read.
+/// Number of reads that miss for each one whose blocks enter as the newest, where blocks are admitted as they are read.
 const BIMODAL: u64 = 32;
 
 pub(super) struct Adaptive {
@@ -23,9 +24,21 @@ pub(super) struct Adaptive {
     was_hit: Vec<bool>,
     pages: Pages,
     policy: Policy,
+    /// Number of reads that missed, where blocks are admitted as they are read.
     misses: u64,
+    /// The read under way there.
+    under_way: UnderWay,
     pub(super) traffic: Traffic,
     pub(super) passed_over: u64,
+}
+
+/// A read whose blocks are admitted.
+#[derive(Clone, Copy, Default)]
+struct UnderWay {
+    hits: bool,
+    /// Whether its blocks become the newest.
+    enters_first: bool,
+    is_of_one: bool,
 }
 
 /// Returns a fingerprint that stands for the content of a block.
@@ -41,8 +54,8 @@ impl Adaptive {
     pub(super) fn new(pages: Pages) -> Self {
         let mut policy = Policy::new();
         policy.fit(PageCount(u32::try_from(pages.local + pages.remote).unwrap_or(u32::MAX)));
-        let (lists, traffic) = (Lists::new(), Traffic::default());
-        Self { lists, was_hit: Vec::new(), pages, policy, misses: 0, traffic, passed_over: 0 }
+        let (lists, traffic, under_way) = (Lists::new(), Traffic::default(), UnderWay::default());
+        Self { lists, was_hit: Vec::new(), pages, policy, misses: 0, under_way, traffic, passed_over: 0 }
     }
 
     pub(super) fn reach(&mut self, count: usize) {
@@ -92,38 +105,64 @@ impl Adaptive {
             self.policy.note_eviction(content);
         }
         if let Some(list) = self.lists.list_of(id) {
-            self.was_hit[id as usize] = false;
-            self.lists.move_to_front(list, id);
+            let was_hit = std::mem::take(&mut self.was_hit[id as usize]);
+            if list == REMOTE && was_hit && self.pages.local > 0 {
+                self.lists.remove(id);
+                self.enter(id);
+            } else {
+                self.lists.move_to_front(list, id);
+            }
             return;
         }
-        let is_full = self.lists.len(LOCAL) + self.lists.len(REMOTE) >= self.pages.local + self.pages.remote;
-        if is_full && self.policy.in_force() == Insertion::Bimodal && !self.policy.inserts() {
+        if self.is_full() && self.policy.in_force() == Insertion::Bimodal && !self.policy.inserts() {
             self.passed_over += 1;
             return;
         }
+        self.enter(id);
+    }
+
+    /// Begins a read of some blocks where no evictions are seen.
+    pub(super) fn begin_read(&mut self, ids: &[Id]) {
+        let hits = ids.iter().all(|id| self.lists.list_of(*id).is_some());
+        self.misses += u64::from(!hits);
+        self.under_way =
+            UnderWay { hits, enters_first: self.misses.is_multiple_of(BIMODAL), is_of_one: ids.len() == 1 };
+    }
+
+    /// Answers a read where no evictions are seen, and admits the block.
+    pub(super) fn read_and_keep(&mut self, id: Id) -> Found {
+        let UnderWay { hits, enters_first, is_of_one } = self.under_way;
+        let (found, list) = self.found(id);
+        match list {
+            Some(list) if hits || enters_first => {
+                self.was_hit[id as usize] = false;
+                self.lists.move_to_front(list, id);
+            }
+            // The disk answers all blocks of the read.
+            Some(list) => {
+                self.was_hit[id as usize] = true;
+                self.lists.remove(id);
+                self.lists.push_back(list, id);
+            }
+            None if enters_first => self.enter(id),
+            None if is_of_one || !self.is_full() => self.enter_last(id),
+            None => {}
+        }
+        found
+    }
+
+    fn is_full(&self) -> bool {
+        self.lists.len(LOCAL) + self.lists.len(REMOTE) >= self.pages.local + self.pages.remote
+    }
+
+    /// Makes a block that is in no list the newest of all.
+    fn enter(&mut self, id: Id) {
         self.was_hit[id as usize] = false;
         self.lists.push_front(LOCAL, id);
         self.settle();
     }
 
-    /// Answers a read where no evictions are seen, and admits the block.
-    pub(super) fn read_and_keep(&mut self, id: Id) -> Found {
-        let (found, list) = self.found(id);
-        if let Some(list) = list {
-            self.lists.move_to_front(list, id);
-            return found;
-        }
-        self.misses += 1;
-        if self.misses.is_multiple_of(BIMODAL) {
-            self.lists.push_front(LOCAL, id);
-            self.settle();
-        } else {
-            self.enter_last(id);
-        }
-        found
-    }
-
-    /// Lets a block take the place of the one that is to be discarded next, or a free one.
+    /// Lets a block, which the guest holds, take the place of the one that is to be discarded next, or a free one.
     fn enter_last(&mut self, id: Id) {
         let Pages { local, remote } = self.pages;
         let list = if self.lists.len(LOCAL) < local || remote == 0 { LOCAL } else { REMOTE };
@@ -132,6 +171,7 @@ impl Adaptive {
         }
         if [local, remote][list] > 0 {
             self.traffic.sent += u64::from(list == REMOTE);
+            self.was_hit[id as usize] = true;
             self.lists.push_back(list, id);
         }
     }

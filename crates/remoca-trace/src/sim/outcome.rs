@@ -83,7 +83,8 @@ impl Simulation {
                 traffic
             }
         };
-        if setup.policy == PolicyKind::Fixed {
+        // Of a request of many blocks, a sample has some: how slow the slowest is, they do not tell.
+        if setup.policy == PolicyKind::Fixed || setup.one_of > 1 {
             requests = None;
         }
         let share = |count: u64| if blocks.all() == 0 { 0.0 } else { count as f64 / blocks.all() as f64 };

@@ -51,6 +51,14 @@ impl Cache {
         }
     }
 
+    /// Begins a read of some blocks, where each is admitted as it is read ([`Self::read_and_keep`]).
+    #[inline]
+    pub(super) fn begin_read(&mut self, ids: &[Id]) {
+        if let Self::Adaptive(adaptive) = self {
+            adaptive.begin_read(ids);
+        }
+    }
+
     /// Answers a read, and makes the block the newest at once.
     #[inline]
     pub(super) fn read_and_keep(&mut self, id: Id) -> Found {

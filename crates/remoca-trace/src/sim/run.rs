@@ -208,6 +208,9 @@ impl Simulation {
             self.curve.missed(ids.len() as u64);
             slowest = Found::Nowhere;
         } else {
+            if self.guest_pages == 0 && !sees_evictions {
+                self.cache.begin_read(ids);
+            }
             for id in ids {
                 let found = if self.guest_pages > 0 { self.read_by_guest(*id) } else { self.read(*id, sees_evictions) };
                 self.blocks.note(found, 1);

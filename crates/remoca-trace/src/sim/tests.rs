@@ -238,7 +238,7 @@ proptest! {
 #[test]
 fn the_engines_policy_keeps_a_part_of_a_loop() {
     let loops = |policy, one_of| {
-        let setup = Setup { policy, one_of, blocks_max: 100_000, ..setup(256, 1024, 1024) };
+        let setup = Setup { policy, one_of, blocks_max: 100_000, ..setup(256, 0, 2048) };
         let reads: Vec<TraceRecord> = (0..3072 * 40).map(|at| record(TracedOp::Read, at % 3072, 1)).collect();
         let batches: Vec<Batch> =
             reads.chunks(512).map(|reads| Batch { records: reads.to_vec(), ..Batch::default() }).collect();
@@ -252,9 +252,47 @@ fn the_engines_policy_keeps_a_part_of_a_loop() {
     assert_eq!(hits(&fixed), 2048 * 39);
     assert!(hits(&adaptive) * 10 > hits(&fixed) * 8, "{adaptive:?}");
     assert_eq!(adaptive.ends_bimodal, Some(true));
-    assert!(adaptive.traffic.sent < lru.traffic.sent / 10);
+    assert!(adaptive.traffic.sent < lru.traffic.sent / 10, "{adaptive:?}, {lru:?}");
     let sampled = loops(PolicyKind::Fixed, 4);
     assert!((sampled.shares.disk - fixed.shares.disk).abs() < 0.05, "{sampled:?}");
+}
+
+/// Which page is where, and what travels, as in the engine (`remoca_core::index::admit`).
+#[test]
+fn the_engines_policy_moves_pages_between_the_tiers() {
+    use TracedOp::{Evicted, Read};
+    let of = |setup: Setup, policy, records: Vec<TraceRecord>, sees_evictions| {
+        let batch = Batch { records, sees_evictions, ..Batch::default() };
+        let outcome = simulate(Setup { policy, ..setup }, &[batch]);
+        (outcome.blocks.local, outcome.blocks.remote, outcome.traffic.sent)
+    };
+    // A page that hit in the remote tier and is evicted again rises to the local one.
+    for policy in [PolicyKind::Adaptive, PolicyKind::Lru] {
+        let events = [(Evicted, 1), (Evicted, 2), (Read, 1), (Evicted, 1), (Read, 1)];
+        let records = events.map(|(op, block)| record(op, block, 1)).to_vec();
+        assert_eq!(of(setup(0, 1, 1), policy, records, true), (1, 1, 2), "{policy:?}");
+    }
+    // One that did not hit stays where it is.
+    let events = [(Evicted, 1), (Evicted, 2), (Evicted, 1), (Read, 1), (Read, 2)];
+    let records = events.map(|(op, block)| record(op, block, 1)).to_vec();
+    assert_eq!(of(setup(0, 1, 1), PolicyKind::Adaptive, records, true), (1, 1, 1));
+    // Blocks that are admitted as they are read, and not read again: all but the first and the one of 32 that enters as the newest
+    // travel as they come. The first need not travel when that one displaces it.
+    let records = (0..32).map(|block| record(Read, block, 1)).collect();
+    assert_eq!(of(setup(0, 1, 1), PolicyKind::Adaptive, records, false), (0, 0, 30));
+    // Of reads of two blocks, which hit if both are there, one in 32 is admitted once the cache is full.
+    let records = (0..33).map(|at| record(Read, if at == 32 { 62 } else { at * 2 }, 2)).collect();
+    assert_eq!(of(setup(0, 0, 4), PolicyKind::Adaptive, records, false), (0, 2, 6));
+}
+
+/// A read of many blocks takes as long as its slowest, which a sample may not have.
+#[test]
+fn a_sample_tells_nothing_of_requests() {
+    let requests = |one_of| {
+        let records = (0..100).map(|at| record(TracedOp::Read, at % 3, 20)).collect();
+        simulate(Setup { one_of, ..setup(0, 8, 8) }, &[Batch { records, ..Batch::default() }]).requests
+    };
+    assert_eq!((requests(1).map(|requests| requests.all()), requests(2)), (Some(100), None));
 }
 
 #[test]
