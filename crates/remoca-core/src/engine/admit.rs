@@ -181,7 +181,7 @@ impl Feedback {
 pub(super) struct Admit {
     sources: Sources,
     feedback: Feedback,
-    /// Number of blocks offered when they were read.
+    /// Number of reads whose blocks were offered.
     reads: u64,
 }
 
@@ -201,7 +201,7 @@ impl Admit {
         self.sources.note_read(blocks, resident);
     }
 
-    /// Counts a block that is admitted as it is read, and returns the end of the queue at which it enters.
+    /// Counts a read whose blocks are admitted, and returns the end of the queue at which they enter.
     pub(super) fn place_of_read(&mut self) -> Place {
         self.reads += 1;
         if self.reads.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }

@@ -136,14 +136,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         let tiers = self.tiers_that_admit();
         let Some(found) = found else { return Evicted::Unmatched };
-        if tiers.are_empty() {
-            return if self.index.is_cached(found) {
-                Evicted::Duplicate
-            } else if block.is_some() {
-                Evicted::Dropped
-            } else {
-                Evicted::Unmatched
-            };
+        // One that is cached becomes the newest all the same.
+        if tiers.are_empty() && !self.index.is_cached(found) {
+            return if block.is_some() { Evicted::Dropped } else { Evicted::Unmatched };
         }
         if self.policy.in_force() == Insertion::Bimodal
             && self.are_full(tiers)
@@ -174,7 +169,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Returns whether a page that one of these pools admits takes the place of another one.
-    fn are_full(&self, tiers: Tiers) -> bool {
+    pub(super) fn are_full(&self, tiers: Tiers) -> bool {
         tiers.pools().all(|pool| self.index.pool_slot_counts(pool).free == 0)
     }
 

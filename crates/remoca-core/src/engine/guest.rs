@@ -180,8 +180,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
-        let by_read = self.admit.admission() == Admission::Reads;
-        for bno in range.covered_blocks() {
+        let covered = range.covered_blocks();
+        let is_one = covered.end.saturating_sub(covered.start) == 1;
+        // One place for all blocks of a read: it hits only if all are cached.
+        let by_read = (self.admit.admission() == Admission::Reads).then(|| self.admit.place_of_read());
+        for bno in covered {
             let Some((offset, page)) = page_of(range, bno, data) else { return };
             let block = BlockId { disk, bno: BlockNumber(bno) };
             let content = self.prints.page(page);
@@ -196,8 +199,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.note_read_content(block, content);
             if self.disks.is_swap(block) {
                 self.admit_swapped_in(id, content, offset);
-            } else if by_read && content != self.prints.zero() {
-                self.admit_read(id, content, offset);
+            } else if let Some(place) = by_read.filter(|_| content != self.prints.zero()) {
+                self.admit_read(id, content, offset, place, is_one);
             } else if self.classes_seen() > 1 && self.index.cached(content).is_some() {
                 // Its eviction will probably not be seen, so the page stays as the newest.
                 self.index.offer(content, Place::Tail, Tiers::default());
@@ -205,13 +208,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    fn admit_read(&mut self, id: RequestId, content: Fingerprint, offset: u32) {
+    /// Admits a block as it is read, or keeps it if it is cached. Of several blocks that enter a full cache as the next to be
+    /// discarded, each would take the place of the one before: none is admitted.
+    fn admit_read(&mut self, id: RequestId, content: Fingerprint, offset: u32, place: Place, is_one: bool) {
         if self.index.cached(content).is_some() {
+            if place == Place::Tail {
+                // Or the others of the read would take its place.
+                self.index.offer(content, Place::Tail, Tiers::default());
+            }
             return;
         }
         let tiers = self.tiers_that_admit();
-        if !tiers.are_empty() {
-            let place = self.admit.place_of_read();
+        if !tiers.are_empty() && (place == Place::Tail || is_one || !self.are_full(tiers)) {
             self.stats.read_admissions += u64::from(self.admit_block(id, content, offset, place, tiers));
         }
     }

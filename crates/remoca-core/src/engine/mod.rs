@@ -378,7 +378,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Returns the layout to move to if a cache of `cache` pages, in all tiers, or a guest of `guest_memory` pages needs a larger
-    /// index. Returns `None` if the index is large enough. The number of slots for a larger cache is rounded up to a
+    /// index. Returns `None` if the index is large enough, or as large as can be. The number of slots for a larger cache is rounded up to a
     /// power of two, so that moves are rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
@@ -387,7 +387,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return None;
         }
         let slots = if cache <= now.slot_limit() { now.slot_limit().0 } else { cache.0.next_power_of_two() };
-        Some(now.resized(PageCount(slots), PageCount(guest_memory.0.max(resident))))
+        let layout = now.resized(PageCount(slots), PageCount(guest_memory.0.max(resident)));
+        (layout != now).then_some(layout)
     }
 
     /// Returns the layout to move to if the index for a cache of `cache` pages, in all tiers, and a guest of `guest_memory` pages needs

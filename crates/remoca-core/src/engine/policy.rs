@@ -255,6 +255,8 @@ pub struct Policy {
     adapts: bool,
     in_force: Insertion,
     capacity: PageCount,
+    /// Capacity at which tally and comparison began.
+    compared_at: PageCount,
     /// One content in this many, a power of two, is sampled.
     one_of: u32,
     /// Number of classes of pages of which the evictions of one are seen; 1 if all are.
@@ -281,6 +283,7 @@ impl Policy {
             adapts: true,
             in_force: Insertion::Lru,
             capacity: PageCount(0),
+            compared_at: PageCount(0),
             one_of: 1,
             classes: 1,
             lru: Shadow::new(Insertion::Lru),
@@ -324,14 +327,19 @@ impl Policy {
         }
         self.capacity = capacity;
         let one_of = capacity.0.div_ceil(SHADOW_ENTRIES).max(1).checked_next_power_of_two().unwrap_or(1 << 31);
+        let is_same_sample = one_of == self.one_of;
         // Of the contents that were not sampled before, nothing is known; nor is what an entry of a class stands for now.
-        let goes_on = one_of == self.one_of || (one_of > self.one_of && self.classes == 1 && !self.has_heavy());
+        let goes_on = is_same_sample || (one_of > self.one_of && self.classes == 1 && !self.has_heavy());
         self.one_of = one_of;
         for shadow in [&mut self.lru, &mut self.bimodal] {
             shadow.retain(|content| goes_on && is_one(content, one_of));
             shadow.resize(capacity.0 / one_of);
         }
-        (self.tally, self.comparison) = (Tally::default(), Comparison::default());
+        // A cache that changes a little and often, as one that memory is given to in steps, would never be judged.
+        if !is_same_sample || capacity.0.abs_diff(self.compared_at.0) > self.compared_at.0 / 8 {
+            (self.tally, self.comparison) = (Tally::default(), Comparison::default());
+            self.compared_at = capacity;
+        }
     }
 
     /// Sets that the evictions of one class of pages of `classes` are seen, always the same ones; 1 if all are.
@@ -474,6 +482,24 @@ mod tests {
         policy.note_eviction(content(0));
         policy.note_read(content(0), true);
         assert_eq!((entries(&policy), policy.status().lru), (vec![], None));
+    }
+
+    #[test]
+    fn a_cache_whose_size_changes_a_little_is_judged_all_the_same() {
+        let guest = |changes: bool| {
+            let mut guest = Guest::new(false);
+            guest.policy.restore(true);
+            for first in (0..4).flat_map(|_| (0..7000).step_by(100)) {
+                guest.policy.fit(PageCount(8192 - u32::from(changes) * (first / 100 % 2)));
+                guest.read(first..first + 100);
+            }
+            guest
+        };
+        let [same, mut changed] = [false, true].map(guest);
+        let compared = |guest: &Guest| (guest.policy.tally.reads, guest.policy.comparison.reads);
+        assert!(compared(&same) == compared(&changed) && compared(&same).1 > 1000, "{:?}", compared(&changed));
+        changed.policy.fit(PageCount(7100));
+        assert_eq!((changed.policy.one_of, compared(&changed)), (8, (0, 0)), "that is another cache");
     }
 
     #[test]

@@ -6,7 +6,9 @@ use super::guest::block_count;
 use super::requests::{Pages, ReadReason, Request};
 use super::streams::StreamRoute;
 use super::{Action, DiskEngine, GuestOp, RequestId};
-use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, POOLS_MAX, PoolIndex, PoolSet};
+use crate::units::{
+    BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, POOLS_MAX, PoolIndex, PoolSet, whole_blocks,
+};
 use std::ops::{DerefMut, Range};
 
 /// Length of a page, in the type that actions use.
@@ -97,6 +99,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns whether the `needed` blocks after a read are known to be cached. It looks for a few more with each read.
     fn are_cached(&mut self, disk: DiskIndex, range: ByteRange, needed: u64) -> bool {
         let after = range.covered_blocks().end;
+        let blocks = whole_blocks(self.disks.bytes(disk).unwrap_or(0));
+        let needed = needed.min(blocks.saturating_sub(after));
         let looked_for = self.streams.look_for(disk, after, needed, LOOK_AHEAD);
         let id = |bno| BlockId { disk, bno: BlockNumber(bno) };
         let is_missing = |bno: &u64| matches!(self.source(id(*bno)), Source::Disk);

@@ -221,7 +221,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.stats.lost_sends += self.index.give_up_sends(number, offer.sends_received);
         }
         self.index.begin_pool(number, pool, offer.sends_received);
-        if !is_warm && !is_local {
+        // A server that has nothing to give takes no pool's place.
+        if !is_warm && !is_local && offer.possible() > PageCount(0) {
             self.pools.replace_lost(server, &mut self.index);
         }
         self.pools.pool_mut(number).begin_session(seat, now, &offer, is_warm, is_local);

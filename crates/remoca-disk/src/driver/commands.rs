@@ -199,10 +199,9 @@ impl Driver {
     /// Returns the sizes of the cache and its local tier after a command that gives these.
     fn sizes_after(&self, bytes: Option<u64>, local_bytes: Option<u64>) -> Result<TierSizes, String> {
         let now = self.vm.size.tiers();
-        Ok(TierSizes {
-            cache: bytes.map_or(Ok(now.cache), cache_pages)?,
-            local: local_bytes.map_or(Ok(now.local), local_pages)?,
-        })
+        let cache = bytes.map_or(Ok(now.cache), cache_pages)?;
+        let local = local_bytes.map_or(Ok(now.local), local_pages)?;
+        TierSizes { cache, local }.checked()
     }
 
     /// Checks that there are servers for these sizes.

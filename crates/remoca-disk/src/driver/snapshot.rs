@@ -1,6 +1,7 @@
 //! The status that the process reports.
 
 use super::disk::Disk;
+use super::tiers::CACHE_PAGES_MAX;
 use super::vm::Vm;
 use super::warmth::failed_flush;
 use crate::link::{KnownServer, ServerLink, Session};
@@ -211,7 +212,7 @@ pub fn cache_pages(bytes: u64) -> Result<PageCount, String> {
         return Err(format!("a cache of {bytes} bytes: the size is a multiple of 4096 above 0 (`off` turns it off)"));
     }
     match u32::try_from(pages) {
-        Ok(pages) if pages <= 1 << 30 => Ok(PageCount(pages)),
+        Ok(pages) if PageCount(pages) <= CACHE_PAGES_MAX => Ok(PageCount(pages)),
         _ => Err(format!("a cache of {bytes} bytes: 4 TiB is the limit")),
     }
 }

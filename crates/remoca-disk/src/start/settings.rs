@@ -37,7 +37,7 @@ pub(super) fn checked_cache(options: &Options) -> Result<TierSizes, String> {
         return Err(format!("the server of the local tier is local:PATH, and not {}", options.local_server));
     }
     let cache = if options.servers.is_empty() { PageCount(0) } else { cache_pages(options.cache)? };
-    Ok(TierSizes { cache, local: local_pages(options.local)? })
+    TierSizes { cache, local: local_pages(options.local)? }.checked()
 }
 
 fn endpoints(options: &Options) -> Endpoints {

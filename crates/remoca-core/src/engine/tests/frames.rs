@@ -90,6 +90,44 @@ fn what_was_read_long_ago_is_known_when_its_frame_is_looked_at() {
     assert!((0..40).all(|bno| bench.known(bno)));
 }
 
+/// A read of several blocks hits only if all are cached, so all of them enter at one end.
+#[test]
+fn a_full_cache_takes_up_what_is_read_in_runs() {
+    for count in [1, 2, 8] {
+        let cache = PageCount(64);
+        let config = EngineConfig { has_port: false, frame_sample: 0, cache, hedge: false, ..config() };
+        let mut bench = Bench::new(EngineConfig { send_window: 10_000, guest_memory: PageCount(256), ..config });
+        bench.connect(1, 64, 0);
+        let value = |bno: u64| u8::try_from(bno).unwrap();
+        let hits = |bench: &mut Bench, first: u64| {
+            let actions = bench.read(1, blocks(first, count));
+            if actions == [disk_action(1, GuestOp::Read(blocks(first, count)))] {
+                let data: Vec<u8> = (first..first + count).flat_map(|bno| page(value(bno))).collect();
+                assert_eq!(bench.disk_done(1, Ok(()), &data).last(), Some(&complete(1)));
+                return false;
+            }
+            for (action, bno) in actions.iter().zip(first..) {
+                let Action::Fetch { fetch, .. } = action else { panic!("{action:?}") };
+                bench.page_comes(*fetch, value(bno));
+            }
+            assert_eq!(bench.actions(), [complete(1)]);
+            true
+        };
+        for first in (1..65).step_by(usize::try_from(count).unwrap()) {
+            assert!(!hits(&mut bench, first) && hits(&mut bench, first), "there is room");
+        }
+        // 5 reads in turn, of which each has its turn among 32 that miss.
+        let runs = || (0..5).map(|run| 100 + run * count);
+        (0..200).for_each(|_| runs().for_each(|first| _ = hits(&mut bench, first)));
+        assert!(runs().all(|first| hits(&mut bench, first)), "{count}");
+        // What never comes again takes at most one turn of 32.
+        let admitted = bench.engine.stats().read_admissions;
+        (0..31).for_each(|run| _ = hits(&mut bench, 150 + run % 10 * count));
+        let more = bench.engine.stats().read_admissions - admitted;
+        assert!(more <= if count == 1 { 31 } else { count }, "{more} of {count}");
+    }
+}
+
 /// An agent that is killed does not say that it no longer sends one class.
 #[test]
 fn the_class_that_an_agent_sent_is_forgotten_with_the_agent() {

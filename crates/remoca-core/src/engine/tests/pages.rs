@@ -79,6 +79,25 @@ fn a_full_way_to_the_server_drops_pages() {
 }
 
 #[test]
+fn a_page_that_is_evicted_again_while_there_is_no_room_becomes_the_newest() {
+    let mut bench = Bench::new(EngineConfig { send_window: 1, cache: PageCount(3), ..config() });
+    bench.connect(1, 3, 0);
+    for bno in [1, 2] {
+        bench.cache(bno, u8::try_from(bno).unwrap());
+        bench.engine.handle_sent(SERVER, 1);
+    }
+    let fetch = only_fetch(&bench.read(0, blocks(1, 1)));
+    assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
+    bench.actions();
+    // There is a slot for this one, and no room for another one on the way.
+    bench.cache(3, 3);
+    assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Duplicate);
+    bench.engine.handle_sent(SERVER, 1);
+    bench.cache(4, 4);
+    assert_eq!([1, 2, 3, 4].map(|bno| bench.cached(bno)), [true, false, true, true]);
+}
+
+#[test]
 fn without_a_server_or_switched_off_pages_are_dropped() {
     let mut bench = Bench::new(config());
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(1));

@@ -288,6 +288,25 @@ fn with_the_only_server_lost_the_next_one_has_the_pool_at_once() {
 }
 
 #[test]
+fn a_server_that_has_nothing_to_give_takes_no_pools_place() {
+    let mut bench = servers(&[A, B]);
+    bench.answer(B, None);
+    assert_eq!(bench.answer(A, room(5, 8)), begins(A, &[], 8));
+    bench.gives(A, 8);
+    bench.cache(3, 1);
+    bench.wait(60 * SECOND);
+    bench.engine.handle_disconnected(bench.now, A);
+    assert_eq!(bench.all_actions(), [Action::Ask(A), Action::Ask(B)]);
+    bench.answer(A, None);
+    bench.answer(B, room(1, 0));
+    let mut asks = (0..20).flat_map(|_| bench.until_next());
+    assert!(asks.any(|action| action == Action::Ask(A)));
+    drop(asks);
+    assert!(bench.answer(A, warm(5)).contains(&Action::Use(A)));
+    assert!(bench.cached(3));
+}
+
+#[test]
 fn nobody_is_stormed_when_all_are_gone() {
     let mut bench = servers(&[A, B]);
     bench.answer(A, None);
