@@ -155,6 +155,8 @@ impl DescriptorStore {
     /// # Errors
     /// If the manager has no room or does not receive the message, or this process has no room for a copy.
     pub fn put(&self, fd: BorrowedFd<'_>, kind: Kind) -> io::Result<u32> {
+        // Before the lock, which all devices share: whoever answers for the file may not.
+        let is_of_this_host = is_of_this_host(rustix::fs::fstatfs(fd)?.f_type);
         let mut inner = self.inner();
         let place = match inner.place(fd)? {
             Ok(at) => {
@@ -166,7 +168,7 @@ impl DescriptorStore {
         if inner.kept.len() >= self.room {
             return Err(io::Error::other(format!("it keeps no more than {} descriptors", self.room)));
         }
-        if is_of_others(rustix::fs::fstatfs(fd)?.f_type) {
+        if !is_of_this_host {
             return Err(io::Error::other("a front end's file is of a file system that could make it wait"));
         }
         let copy = fcntl_dupfd_cloexec(fd, 3)?;
@@ -294,17 +296,21 @@ impl Inner {
     }
 }
 
-/// Returns whether this is a kind of file system whose calls are answered by other processes or hosts. The manager asks about the
-/// descriptors that it keeps, and must not hang for a front end that passed such a file.
-fn is_of_others(kind: rustix::fs::FsWord) -> bool {
-    const FUSE: u32 = 0x6573_5546;
-    const NFS: u32 = 0x6969;
-    const CIFS: u32 = 0xff53_4d42;
-    const SMB2: u32 = 0xfe53_4d42;
-    const V9FS: u32 = 0x0102_1997;
-    const CEPH: u32 = 0x00c3_6400;
+/// Returns whether this is a kind of file system for which nobody but the kernel of this host answers. The manager asks about
+/// the descriptors that it keeps, and must not hang for a front end that passed another one: a file of FUSE or of a network, or
+/// of a file system that lies over one of these.
+fn is_of_this_host(kind: rustix::fs::FsWord) -> bool {
+    const TMPFS: u32 = 0x0102_1994;
+    const HUGETLBFS: u32 = 0x9584_58f6;
+    const ANONYMOUS: u32 = 0x0904_1934;
+    const SOCKET: u32 = 0x534f_434b;
+    const EXT4: u32 = 0xef53;
+    const XFS: u32 = 0x5846_5342;
+    const BTRFS: u32 = 0x9123_683e;
+    const F2FS: u32 = 0xf2f5_2010;
     // The kernel's numbers have 32 bits, whatever the width of the word.
-    [FUSE, NFS, CIFS, SMB2, V9FS, CEPH].iter().any(|other| i128::from(kind) & 0xffff_ffff == i128::from(*other))
+    let is_it = |known: &u32| i128::from(kind) & 0xffff_ffff == i128::from(*known);
+    [TMPFS, HUGETLBFS, ANONYMOUS, SOCKET, EXT4, XFS, BTRFS, F2FS].iter().any(is_it)
 }
 
 /// Compares the open file descriptions of two descriptors. The order is the kernel's, and stays while both are open.
@@ -464,8 +470,9 @@ mod tests {
         let memory = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
         let (socket, _other) = UnixStream::pair().unwrap();
-        assert!(![memory.as_fd(), event.as_fd(), socket.as_fd()].into_iter().any(|fd| is_of_others(kind(fd))));
-        assert!([0x6573_5546, 0x6969].into_iter().all(is_of_others));
+        assert!([memory.as_fd(), event.as_fd(), socket.as_fd()].into_iter().all(|fd| is_of_this_host(kind(fd))));
+        // FUSE, NFS, overlayfs, which may lie over either, and one that nobody knows.
+        assert!(![0x6573_5546, 0x6969, 0x794c_7630, 0x1234_5678].into_iter().any(is_of_this_host));
     }
 
     #[test]

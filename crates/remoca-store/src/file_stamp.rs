@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 /// Magic numbers of file systems that only this host uses, and that set the change time of a file at every write by
 /// this host's clock.
 const LOCAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-const REGULAR: u64 = 1;
+pub(super) const REGULAR: u64 = 1;
 const DEVICE: u64 = 2;
 
 /// Returns whether the file system is ext4, XFS, Btrfs or F2FS.

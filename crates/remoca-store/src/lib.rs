@@ -166,6 +166,15 @@ pub struct ImageStamp {
     pub changed_ns: Option<u64>,
 }
 
+impl ImageStamp {
+    /// Returns whether the image is a file. Its lock then keeps all who honour it from writing, also at other hosts; that of a
+    /// block device reaches this host alone.
+    #[must_use]
+    pub fn is_of_file(&self) -> bool {
+        self.identity[0] == file_stamp::REGULAR
+    }
+}
+
 /// Size, alignment and abilities of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {

@@ -45,6 +45,11 @@ impl Disk {
         self.store.stamp_at_opening().unwrap_or_else(named)
     }
 
+    /// Returns whether nobody who honours locks can write to the image while this process has it.
+    pub(super) fn keeps_others_out(&self) -> bool {
+        self.store.stamp_at_opening().is_some_and(|stamp| stamp.is_of_file())
+    }
+
     /// Returns whether no request is accepted, because requests of an earlier process may still be on their way.
     pub(super) fn is_settling(&self) -> bool {
         self.settles_at.is_some() && self.frontend.may_repeat()

@@ -17,6 +17,16 @@ use std::time::{Duration, Instant};
 /// processor.
 pub(super) const SECOND_LOOK: Duration = Duration::from_millis(10);
 
+/// What became of the guest of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GuestChange {
+    None,
+    /// It disconnected, and no other is there.
+    Left,
+    /// It connected, or changed its memory.
+    Another,
+}
+
 /// The devices of a VM.
 pub(super) struct Guests {
     disks: Vec<Disk>,
@@ -196,9 +206,8 @@ impl Guests {
         }
     }
 
-    /// Handles the events of a disk's frontend. Returns whether its guest connected, disconnected, or changed its
-    /// memory. Returns `None` on an error.
-    pub(super) fn handle_events(&mut self, disk: u16) -> Option<bool> {
+    /// Handles the events of a disk's frontend. Returns what became of its guest, or `None` on an error.
+    pub(super) fn handle_events(&mut self, disk: u16) -> Option<GuestChange> {
         let Disk { name, frontend, .. } = &mut self.disks[usize::from(disk)];
         let guest = |frontend: &Frontend| (frontend.guest_memory_bytes(), frontend.is_connected());
         let before = guest(frontend);
@@ -206,7 +215,12 @@ impl Guests {
             tracing::warn!("{name}: {error}");
             return None;
         }
-        Some(guest(frontend) != before)
+        let now = guest(frontend);
+        Some(match now != before {
+            true if before.1 && !now.1 => GuestChange::Left,
+            true => GuestChange::Another,
+            false => GuestChange::None,
+        })
     }
 
     /// Returns whether requests of a disk are accepted. While another process has the disks, answers those commands of

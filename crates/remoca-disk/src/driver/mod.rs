@@ -45,7 +45,7 @@ mod warmth;
 use crate::state::Former;
 use curves::KeptCurves;
 pub use disk::{Disk, Opener, Port};
-use guests::Guests;
+use guests::{GuestChange, Guests};
 use host::Host;
 use in_flight::InFlight;
 use index_size::IndexSize;
@@ -323,8 +323,11 @@ impl Driver {
     }
 
     fn serve_disk(&mut self, disk: u16) {
-        let Some(is_another_guest) = self.vm.guests.handle_events(disk) else { return };
-        if is_another_guest {
+        let Some(change) = self.vm.guests.handle_events(disk) else { return };
+        if change == GuestChange::Left && self.migration.serves() {
+            self.vm.note_departure(disk);
+        }
+        if change != GuestChange::None {
             self.vm.fit_index(self.migration.is_idle());
         }
         self.vm.pop_requests(disk, self.intake());

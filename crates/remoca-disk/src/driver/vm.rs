@@ -152,6 +152,20 @@ impl Vm {
         }
     }
 
+    /// Forgets what is known of a disk whose guest has left, unless its lock keeps other hosts from running the guest on the image,
+    /// and bringing it back.
+    pub(super) fn note_departure(&mut self, disk: u16) {
+        let disk = &self.guests.disks()[usize::from(disk)];
+        if !disk.keeps_others_out() {
+            tracing::info!(
+                "{}: its guest has left, and no lock keeps other hosts from writing to {}: what was known of it is void",
+                disk.name,
+                disk.image
+            );
+            self.engine.handle_content_uncertain(disk.number);
+        }
+    }
+
     /// Passes the result of a request's disk I/O to the engine, and ends the I/O.
     pub(super) fn disk_done(&mut self, id: RequestId, result: Result<(), DiskError>, buffer: Option<IoBuffer>) {
         self.in_flight.disk_done(&mut self.engine, self.host.now(), id, result, buffer);

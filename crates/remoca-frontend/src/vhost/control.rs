@@ -240,6 +240,10 @@ impl Shared {
         if let Some(keeper) = keeper
             && !(self.stopping.load(Ordering::SeqCst) && self.is_kept.load(Ordering::SeqCst))
         {
+            if let Some(stream) = &lock(&self.connection).stream {
+                // The service manager has a copy, and may take its time to close it. Fails only if the connection is closed already.
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+            }
             keeper.end();
         }
         self.set_connection(None);

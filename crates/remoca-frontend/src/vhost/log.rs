@@ -60,12 +60,12 @@ impl DirtyLog {
     }
 }
 
-/// Whether and where one device logs what it writes. Only the I/O thread uses it.
+/// Whether and where one device logs what it writes.
 #[derive(Debug, Default)]
 pub(crate) struct LogSwitch {
     /// Whether logging is on and there is a log. A write looks at nothing else while the VM is not migrating.
     on: AtomicBool,
-    /// Locked only by the I/O thread, and only while the VM migrates.
+    /// The I/O thread locks it for each write while the VM migrates. Nobody holds it for longer than it takes to change it.
     state: Mutex<LogState>,
 }
 
@@ -87,10 +87,12 @@ impl LogSwitch {
     /// Returns the log, for a program that maps it as well, or `None` if there is none. Its file is what `pass` returns
     /// for it.
     pub fn pass<G>(&self, pass: &mut Pass<'_, G>) -> io::Result<Option<PageLog<G>>> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(DirtyLog { mapping }) = &state.log else { return Ok(None) };
-        let file = mapping.file_offset().expect("a log is a mapped file");
-        let bytes = mapping.size() as u64;
+        let (file, bytes) = {
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(DirtyLog { mapping }) = &state.log else { return Ok(None) };
+            (mapping.file_offset().expect("a log is a mapped file").clone(), mapping.size() as u64)
+        };
+        // Without the lock: `pass` may wait for the service manager, and the I/O thread marks pages meanwhile.
         Ok(Some(PageLog { file: pass(file.file().as_fd())?, file_offset: file.start(), bytes }))
     }
 
@@ -223,6 +225,20 @@ mod tests {
         part.switch.reset();
         part.mark_dirty(0, 1);
         assert_eq!(content(&file, 2), [0b1000_0011, 0b1000_0100], "the front end is gone");
+    }
+
+    /// Whoever takes the file may wait, for the service manager, say.
+    #[test]
+    fn pages_are_marked_while_the_log_is_passed_on() {
+        let file = file(4096);
+        let switch = LogSwitch::default();
+        switch.set_log(DirtyLog::open(file.try_clone().unwrap(), 1, 0).unwrap());
+        switch.set_wanted(true);
+        let passed = switch.pass(&mut |_| {
+            switch.mark(0, 1);
+            Ok(content(&file, 1))
+        });
+        assert_eq!(passed.unwrap().unwrap().file, [1]);
     }
 
     #[test]
