@@ -39,6 +39,8 @@ const PACKAGES: [Package; 2] = [
             ("packaging/remoca-host.service", "usr/lib/systemd/system/remoca-host.service", 0o644),
             ("packaging/remoca-web.service", "usr/lib/systemd/system/remoca-web.service", 0o644),
             ("packaging/libvirt-hook", "etc/libvirt/hooks/qemu.d/remoca", 0o755),
+            // Without a comment: docs/guests.md had operators write the same, and dpkg asks about a file that is different.
+            ("packaging/apparmor-libvirt-qemu", "etc/apparmor.d/abstractions/libvirt-qemu.d/remoca", 0o644),
             ("packaging/needrestart.conf", "etc/needrestart/conf.d/remoca.conf", 0o644),
             ("packaging/remoca.toml", "usr/share/doc/remoca/examples/remoca.toml", 0o644),
             ("packaging/web1.toml", "usr/share/doc/remoca/examples/web1.toml", 0o644),

@@ -80,6 +80,12 @@ pub fn ask(socket: &Path, command: Command) -> Result<Status> {
     }
 }
 
+/// Returns whether an error says that no process listens at the socket. A killed process leaves its socket behind.
+pub fn is_absent(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
+}
+
 /// Returns the error of a socket that cannot be reached, with what the operator can do: `what` happened, and what to ask
 /// if nobody forbids it.
 pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &str) -> anyhow::Error {

@@ -7,7 +7,7 @@ use crate::settings::kept::Kept;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_protocol::control::{Command, Status};
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
             done.push(name);
             continue;
         };
-        if is_dead(&error) {
+        if runtime::is_absent(&error) {
             dead.push(name);
             continue;
         }
@@ -77,12 +77,6 @@ fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
     }
     let dead = if dead.is_empty() { String::new() } else { format!(". No process answers for {}", list(&dead)) };
     Ok(writeln!(std::io::stdout(), "{} of {} upgraded: {}{dead}", done.len(), sockets.len(), list(&done))?)
-}
-
-/// Returns whether the error says that no process listens: a killed process leaves its socket behind.
-fn is_dead(error: &anyhow::Error) -> bool {
-    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-    matches!(kind, Some(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound))
 }
 
 fn name_of(socket: &Path) -> String {

@@ -9,7 +9,6 @@ use remoca_disk::start::{Address, DiskOptions, Options, PortOptions};
 use remoca_io::address::Endpoint;
 use remoca_protocol::control::{Command, Status};
 use std::ffi::OsString;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// A VM that has a process, or a file in the configuration.
@@ -49,7 +48,7 @@ impl Vm {
         let running = match running {
             Ok(status) => Some(status),
             // A process that does not answer for another reason is there.
-            Err(error) if is_configured && is_absent(&error) => None,
+            Err(error) if is_configured && runtime::is_absent(&error) => None,
             Err(error) if is_configured => return Err(error),
             Err(error) => {
                 bail!("{error:#}. It is not configured either: there is no {}", vm_path(folder, name).display())
@@ -120,12 +119,6 @@ fn effective(
         (Err(error), Some(kept)) => Ok((options(&kept.files)?, FilesState::Unusable(format!("{error:#}")))),
         (Err(error), None) => Err(error),
     }
-}
-
-/// Returns whether nothing listens at the socket.
-fn is_absent(error: &anyhow::Error) -> bool {
-    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-    matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }
 
 /// Makes paths absolute which the process, whose folder is `folder`, was given as relative ones.

@@ -9,9 +9,10 @@ use remoca_guest_tests::{
 };
 use remoca_io::{control, key};
 use remoca_lab::{DomainXml, Guest, Lab, Libvirt, store};
-use remoca_protocol::control::{Command as Ask, Reply};
+use remoca_protocol::control::{Command as Ask, Reply, Status};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 const IMAGE_BYTES: u64 = 512 << 20;
 
@@ -190,15 +191,36 @@ fn suspend_over_nbd(mut host: Host, image: &Path, libvirt: &Libvirt) -> Result<(
     end(guest, host, image)
 }
 
-/// A `systemctl` that knows `remoca-disk@web1.service`, which is not active. It starts the process, unless the file `refuse` is
-/// there.
+/// A `systemctl` that knows `remoca-disk@web1.service`, which is not active at first. It starts and restarts the process, unless the
+/// file `refuse` is there.
 const SYSTEMCTL: &str = r#"#!/bin/sh
-[ "$*" != "is-active remoca-disk@web1.service" ] || { echo inactive; exit 3; }
-echo "$*" >> /run/remoca/asked
-[ "$*" = "start remoca-disk@web1.service" ] && [ ! -e /run/remoca/refuse ] || exit 1
-setsid remoca disk --name web1 --config /etc/remoca > /run/remoca/web1.log 2>&1 < /dev/null &
-until [ -S /run/remoca/web1-port.sock ]; do sleep 0.1; done
+cd /run/remoca
+if [ "$*" = "is-active remoca-disk@web1.service" ]; then
+    [ ! -e pid ] || { echo active; exit 0; }
+    echo inactive
+    exit 3
+fi
+echo "$*" >> asked
+[ ! -e refuse ] || exit 1
+case $* in
+"start remoca-disk@web1.service") ;;
+"restart remoca-disk@web1.service")
+    kill "$(cat pid)"
+    while [ -e "/proc/$(cat pid)/exe" ]; do sleep 0.1; done ;;
+*) exit 1 ;;
+esac
+setsid remoca disk --name web1 --config /etc/remoca >> web1.log 2>&1 < /dev/null &
+echo $! > pid
+until remoca status web1 > /dev/null 2>&1; do sleep 0.1; done
 "#;
+
+/// Returns the status of the VM process at this control socket.
+fn status_at(control: &Path) -> Result<Status> {
+    match control::call(control, Ask::Status)? {
+        Reply::Status(status) => Ok(*status),
+        reply => Err(format!("no status: {reply:?}").into()),
+    }
+}
 
 #[test]
 fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
@@ -252,10 +274,22 @@ fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
     std::fs::remove_file(&refuse)?;
     libvirt.virsh(&["start", "--paused", "web1"])?;
     assert_eq!(asked().lines().count(), 3);
-    // They go on without their guest, and serve the next one.
+    // They go on without their guest. Before the next one they start again, with the image as it is by then.
     libvirt.virsh(&["destroy", "web1"])?;
+    let control = folder.path().join("web1.ctl");
+    let deadline = Instant::now() + LIMIT;
+    let has_guest = |status: Status| status.disks[0].attached || status.port.is_some_and(|port| port.attached);
+    while has_guest(status_at(&control)?) {
+        if Instant::now() > deadline {
+            return Err("its QEMU has ended, and its disks are still attached".into());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::fs::remove_file(&image)?;
+    store::sparse_image(&image, 16 << 20)?;
     libvirt.virsh(&["start", "--paused", "web1"])?;
-    assert_eq!(asked().lines().count(), 3, "a process that runs is not started again");
+    assert_eq!(asked().lines().skip(3).collect::<Vec<_>>(), ["restart remoca-disk@web1.service"]);
+    assert_eq!(status_at(&control)?.disks[0].bytes, 16 << 20);
     Ok(())
 }
 

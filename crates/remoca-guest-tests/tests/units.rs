@@ -6,6 +6,7 @@ use remoca_guest_tests::installed::{
 };
 use remoca_guest_tests::{LIMIT, Result};
 use remoca_lab::{Guest, Image, Lab, Output, Recipe};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -101,6 +102,9 @@ fn connections_are_closed_when_the_process_cannot_start_again() -> Result<()> {
     Ok(guest.shut_down()?)
 }
 
+/// A disk of a domain.
+const DISK: &str = "<disk type='vhostuser' device='disk'><source type='unix' path='/run/remoca/web1.sock'/></disk>";
+
 /// Runs the hook as libvirt does, for a domain with these devices.
 fn hook(guest: &mut Guest, arguments: &str, devices: &str) -> Result<Output> {
     let domain = format!("<domain type=\"kvm\"><name>web1</name><devices>{devices}</devices></domain>");
@@ -110,7 +114,6 @@ fn hook(guest: &mut Guest, arguments: &str, devices: &str) -> Result<Output> {
 
 fn the_hook_starts_the_disks(guest: &mut Guest) -> Result<()> {
     const UNIT: &str = "remoca-disk@web1";
-    const DISK: &str = "<disk type='vhostuser' device='disk'><source type='unix' path='/run/remoca/web1.sock'/></disk>";
     configure_vm(guest, "web1")?;
     for (arguments, devices) in
         [("web1 prepare begin -", "<disk type='file'/>"), ("web1 release end -", DISK), ("other prepare begin -", DISK)]
@@ -138,10 +141,32 @@ fn the_hook_starts_the_disks(guest: &mut Guest) -> Result<()> {
     assert!(output.success(), "{output:?}");
     assert_active(guest, UNIT)?;
     let process = process_of(guest, UNIT)?;
+    let front_end = FrontEnd::start(guest, "web1", "")?;
     assert!(hook(guest, "web1 prepare begin -", DISK)?.success());
     assert!(hook(guest, "web1 release end -", DISK)?.success());
-    assert_eq!(process_of(guest, UNIT)?, process, "the next start of the guest is warm");
+    assert_eq!(process_of(guest, UNIT)?, process, "it has a guest");
+    println!("{}", front_end.finish(guest)?);
+
+    wait_until_detached(guest, "web1")?;
+    assert!(hook(guest, "web1 prepare begin -", DISK)?.success());
+    let status = wait_for_status(guest, "web1", "the process answers", |_| true)?;
+    assert_ne!(process_of(guest, UNIT)?, process, "without a guest it is started again");
+    assert_eq!(status["started"], "warm", "{}", status["cold_reason"]);
+    guest.run("rm /srv/web1.img && truncate -s 24M /srv/web1.img", LIMIT)?;
+    assert!(hook(guest, "web1 prepare begin -", DISK)?.success());
+    wait_for_status(guest, "web1", "it serves the new image", |status| status["disks"][0]["bytes"] == 24u64 << 20)?;
+
+    // Without its file it starts with the last good copy, and without both not at all.
+    let (away, back) = ("mv /etc/remoca/vms/web1.toml /srv/", "mv /srv/web1.toml /etc/remoca/vms/");
+    guest.run(&format!("{away} && systemctl restart {UNIT} && {back} && systemctl reload {UNIT}"), LIMIT)?;
+    guest.run("! systemctl start remoca-disk@nobody", LIMIT)?;
     Ok(())
+}
+
+/// Waits until no front end is attached to the first disk and the port.
+fn wait_until_detached(guest: &mut Guest, vm: &str) -> Result<()> {
+    let has_gone = |status: &Value| status["disks"][0]["attached"] == false && status["port"]["attached"] == false;
+    wait_for_status(guest, vm, "the guest has gone", has_gone).map(drop)
 }
 
 /// Upgrades three VMs, one after the other, and stops at the one that fails.
@@ -438,6 +463,12 @@ fn a_qcow2_image_is_served(guest: &mut Guest) -> Result<()> {
     guest.run(&format!("kill -9 {process}"), LIMIT)?;
     guest.run("until pidof qemu-nbd; do sleep 0.1; done", LIMIT)?;
     println!("{}", front_end.finish(guest)?);
+    // Its image is replaced before the next guest: qemu-nbd is part of the unit that the hook restarts.
+    wait_until_detached(guest, "web2")?;
+    guest.run("rm /srv/web2.qcow2 && qemu-img create -q -f qcow2 /srv/web2.qcow2 24M", LIMIT)?;
+    assert!(hook(guest, "web2 prepare begin -", DISK)?.success());
+    let status = wait_for_status(guest, "web2", "the process answers", |_| true)?;
+    assert_eq!((&status["disks"][0]["bytes"], &status["disks"][0]["failed_flush"]), (&json!(24 << 20), &Value::Null));
     guest.run("systemctl stop remoca-disk@web2 && ! systemctl is-active remoca-qcow2@web2 && qemu-img check -q /srv/web2.qcow2", LIMIT)?;
     // Wrong configuration: it says so, and is not tried for ever.
     guest.run("sed -i s/qcow2/raw/ /etc/remoca/vms/web2.toml && ! systemctl start remoca-qcow2@web2", LIMIT)?;

@@ -330,7 +330,13 @@ impl Opening {
         let path = self.path.display();
         match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) => {
-                let message = format!("{path} does not exist: create it, for example with `truncate -s 10G {path}`");
+                let message = match self.any_size {
+                    true => format!(
+                        "{path} does not exist, but it was served before: is its storage mounted? Create no other one, \
+                         because a guest may wait for this one"
+                    ),
+                    false => format!("{path} does not exist: create it, for example with `truncate -s 10G {path}`"),
+                };
                 OpenError::new(OpenErrorKind::Missing, message)
             }
             Some(libc::EROFS) => self.explain_read_only("its file system or device is read-only"),

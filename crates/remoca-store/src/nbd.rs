@@ -14,7 +14,7 @@ mod hand_over;
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use slab::Slab;
@@ -36,6 +36,9 @@ use remoca_io::buffer::IoBuffer;
 
 /// The most requests in flight to the server at once.
 const ON_WIRE_MAX: usize = 128;
+/// How long a server that shuts down has to answer what it was sent, or to close the connection: as long as a silent
+/// TCP peer.
+const SHUTDOWN_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// How to use an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,6 +90,9 @@ pub struct NbdStore {
     writes_flushed: u64,
     /// Once set, no new request is sent, and outstanding replies are waited for until this time.
     drain_deadline: Option<Instant>,
+    /// Set while the server shuts down: no new request is sent over the connection, which is left when all are answered,
+    /// or at this time.
+    leave_at: Option<Instant>,
 }
 
 /// The time without a connection.
@@ -139,6 +145,7 @@ impl NbdStore {
             writes: 0,
             writes_flushed: 0,
             drain_deadline: None,
+            leave_at: None,
         })
     }
 
@@ -148,7 +155,7 @@ impl NbdStore {
 
     /// Sends queued requests as far as the limit and the socket allow.
     fn pump(&mut self, now: Instant) {
-        while self.on_wire < ON_WIRE_MAX {
+        while self.on_wire < ON_WIRE_MAX && self.leave_at.is_none() {
             let Some(connection) = self.link.connection() else { return };
             let Some(key) = self.queue.pop_front() else { break };
             let task = &mut self.tasks[key];
@@ -167,12 +174,11 @@ impl NbdStore {
     fn transfer(&mut self, direction: Direction, now: Instant) {
         let outcome = self.link.transfer(&mut self.tasks, &mut self.replies, direction);
         let mut replies = std::mem::take(&mut self.replies);
-        let mut is_shutting_down = false;
         for (key, errno) in replies.drain(..) {
             self.on_wire -= 1;
             if errno == Some(libc::ESHUTDOWN) {
                 // The request was not executed. The server can execute it after its restart.
-                is_shutting_down = true;
+                self.leave_at = self.leave_at.or(Some(now + SHUTDOWN_TIME_MAX));
                 self.queue.push_back(key);
                 continue;
             }
@@ -184,7 +190,8 @@ impl NbdStore {
         self.replies = replies;
         match outcome {
             Err(error) => self.lose(now, &error),
-            Ok(()) if is_shutting_down => self.lose(now, &Lost::Protocol("it is shutting down").into()),
+            // Before, it may still execute a write, which must not land after a newer one that goes elsewhere.
+            Ok(()) if self.leave_at.is_some() && self.on_wire == 0 => self.lose(now, &Lost::ShutDown.into()),
             Ok(()) => {}
         }
     }
@@ -221,6 +228,7 @@ impl NbdStore {
             self.backoff.reset();
         }
         self.link.close();
+        self.leave_at = None;
         tracing::warn!(server = %self.server, %error, outstanding = self.tasks.len(), unflushed = self.unflushed(),
             "lost the connection to the NBD server; writes that were not flushed are safe only if its cache survives");
         if self.options.on_lost_connection == OnLostConnection::FailFlush && self.unflushed() > 0 {
@@ -328,10 +336,13 @@ impl DataPath for NbdStore {
 
     fn next_deadline(&self) -> Option<Instant> {
         let retry_at = self.outage.as_ref().and_then(|outage| outage.retry_at);
-        [retry_at, self.link.attempt_deadline()].into_iter().flatten().min()
+        [retry_at, self.link.attempt_deadline(), self.leave_at].into_iter().flatten().min()
     }
 
     fn handle_timer(&mut self, now: Instant) {
+        if self.leave_at.is_some_and(|due| due <= now) {
+            self.lose(now, &Lost::ShutDown.into());
+        }
         if self.link.attempt_deadline().is_some_and(|due| due <= now) {
             self.advance_attempt(now);
             self.pump(now);

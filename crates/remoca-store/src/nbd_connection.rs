@@ -32,6 +32,8 @@ pub(super) enum Lost {
     Closed,
     #[error("{0}")]
     Io(#[from] io::Error),
+    #[error("the server is shutting down")]
+    ShutDown,
     #[error("the server breaks the protocol: {0}")]
     Protocol(&'static str),
 }

@@ -390,6 +390,71 @@ fn what_a_server_refuses_because_it_shuts_down_is_done_in_its_next_life() {
     server.join().unwrap();
 }
 
+/// Otherwise the old copy of a write that it has not answered could land after a newer one.
+#[test]
+fn a_server_that_shuts_down_is_left_when_it_has_answered_everything_or_its_time_is_over() {
+    const ESHUTDOWN: u32 = 108;
+    for answers in [true, false] {
+        let folder = folder();
+        let socket = folder.path().join("nbd.sock");
+        let (seen, saw) = mpsc::channel();
+        let (release, released) = mpsc::channel();
+        let mut connections = 0;
+        let server = scripted(&socket, move |stream| {
+            connections += 1;
+            let mut first = None;
+            while let Some((command, cookie, offset, _)) = next_request(stream) {
+                if command != 1 {
+                    return false;
+                }
+                seen.send((connections, offset)).unwrap();
+                match first {
+                    _ if connections > 1 => stream.write_all(&reply(0, cookie, &[])).unwrap(),
+                    None => first = Some(cookie),
+                    // The second write is refused before the first one is answered.
+                    Some(first) => {
+                        stream.write_all(&reply(ESHUTDOWN, cookie, &[])).unwrap();
+                        if released.recv().unwrap() {
+                            stream.write_all(&reply(0, first, &[])).unwrap();
+                        }
+                    }
+                }
+            }
+            true
+        });
+        let mut driver = open(&unix_uri(&socket));
+        let write = |driver: &mut Driver, offset| {
+            driver.start(StoreOp::Write { offset, len: 4096, durable: false }, Some(&[1; 4096]))
+        };
+        let [first, second] = [0, 4096].map(|offset| write(&mut driver, offset));
+        let give_up_at = Instant::now() + store_support::HANG_AFTER;
+        while driver.store.next_deadline().is_none() {
+            assert!(Instant::now() < give_up_at, "the store has not heard of it");
+            driver.turn(Duration::from_millis(5));
+        }
+        assert_eq!(driver.store.health(), StoreHealth::Up, "the first write may still be executed");
+        let third = write(&mut driver, 8192);
+        release.send(answers).unwrap();
+        if !answers {
+            // Its time is over, and then it is time for another attempt.
+            for _ in 0..2 {
+                driver.store.handle_timer(driver.store.next_deadline().unwrap());
+            }
+        }
+        driver.wait(first).result.unwrap();
+        assert_eq!(driver.uncertain_count, usize::from(!answers), "where the first write was answered");
+        for token in [second, third] {
+            driver.wait(token).result.unwrap();
+        }
+        drop((driver, release));
+        server.join().unwrap();
+        let mut expected = vec![(1, 0), (1, 4096)];
+        expected.extend((!answers).then_some((2, 0)));
+        expected.extend([(2, 4096), (2, 8192)]);
+        assert_eq!(saw.iter().collect::<Vec<_>>(), expected);
+    }
+}
+
 #[test]
 fn a_flush_speaks_for_the_writes_before_it_alone() {
     let folder = folder();

@@ -70,6 +70,11 @@ fn what_is_no_image_is_refused_with_the_reason_and_the_remedy() {
         let message = error.to_string();
         assert!(message.contains(words) && message.contains(path.to_str().unwrap()), "{message}");
     }
+    let served_before = FileOptions { lock: AT_ONCE, any_size: true, ..FileOptions::default() };
+    let error = FileStore::open(&folder.path().join("missing"), served_before).err().unwrap();
+    assert_eq!(error.kind, OpenErrorKind::Missing, "{error}");
+    let message = error.to_string();
+    assert!(message.contains("is its storage mounted?") && !message.contains("truncate"), "{message}");
     assert!(open(&protected, true).unwrap().geometry().read_only);
     assert!(format::of(&fifo).is_err(), "opening it would wait for its other end");
 }

@@ -90,7 +90,11 @@ pub fn without_former(words: &[OsString], name: &str, folder: &Path, former: Opt
 /// Refuses to take over from the process with the same control socket, which runs, if a process with these options would lose
 /// its guests, or could not start.
 pub(super) fn check_upgrade(options: &Options, words: Words<'_>) -> Result<()> {
-    let Ok(running) = runtime::ask(&options.control, Command::Status) else { return Ok(()) };
+    let running = match runtime::ask(&options.control, Command::Status) {
+        // No process would lose anything.
+        Err(error) if runtime::is_absent(&error) => return Ok(()),
+        running => running.context("cannot ask the running process which disks it has")?,
+    };
     let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
     let kept = Kept::read(&Kept::beside(&options.control));
     let former = kept.and_then(|kept| options_of(&kept.files, words.beside(&kept.files), &options.control).ok());

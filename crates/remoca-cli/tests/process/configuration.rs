@@ -1,10 +1,11 @@
 //! A VM process by files: what is reloaded, what a broken file does, and what is never asked of an image again.
 
+use super::control::CLIENTS_MAX;
 use super::full_disk::Small;
-use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run_command, status, with_run};
+use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run_command, status, with_run};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use tempfile::TempDir;
@@ -170,6 +171,12 @@ fn a_broken_file_stops_nothing_that_ran_before() {
     program.kill();
     program = scene.start(&[]);
     assert!(status(&scene.control()).notice.is_some());
+    // A file that is missing is a mistake as well.
+    std::fs::remove_file(scene.path("vms/web1.toml")).unwrap();
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &["no disk", "goes on as before"]);
+    program.kill();
+    program = scene.start(&[]);
+    assert!(status(&scene.control()).notice.is_some());
     scene.configure("buffers = '48M'");
     let pending = "warning  configuration: not in effect yet: buffers: 32M -> 48M";
     expect_refused_finding(&scene.ask("check", &[]), pending);
@@ -268,6 +275,33 @@ fn a_killed_process_never_starts_with_another_image_for_its_guest() {
     std::fs::write(scene.path("vms/web1.toml"), &other).unwrap();
     program = scene.start(&[]);
     assert_eq!(status(&scene.control()).disks[0].image, scene.text("other"));
+    program.terminate();
+}
+
+/// What is not known of it is not taken for what the file says.
+#[test]
+fn a_process_that_does_not_say_which_disks_it_has_is_not_upgraded() {
+    let scene = Scene::new();
+    scene.configure("");
+    std::fs::write(scene.path("other"), vec![1; 1 << 20]).unwrap();
+    let mut program = scene.start(&[]);
+    let mut guest = TestGuest::new(Options::default());
+    guest.connect(&scene.path("socket")).unwrap();
+    let good = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap();
+    let other = good.replace(&scene.text("image"), &scene.text("other"));
+    std::fs::write(scene.path("vms/web1.toml"), other).unwrap();
+    // They leave no place for the program that is asked.
+    let silent: Vec<_> = (0..CLIENTS_MAX).map(|_| UnixStream::connect(scene.control()).unwrap()).collect();
+    program.signal(Signal::HUP);
+    wait_until("the reload is refused", || {
+        let log = program.log();
+        log.contains("cannot ask the running process which disks it has: 16 others are being served")
+    });
+    drop(silent);
+    assert!(guest.is_connected());
+    assert_eq!(guest.run(0, Command::Read { sector: 0, length: 4096 }), 0);
+    let now = status(&scene.control());
+    assert_eq!((now.upgrades, now.disks[0].image.clone()), (0, scene.text("image")));
     program.terminate();
 }
 
@@ -447,7 +481,11 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
     let mut program = scene.start(&[]);
     program.kill();
     std::fs::rename(scene.path("image"), scene.path("moved")).unwrap();
-    expect_refusal(&start(&[]), FAILURE, &["a guest may wait for its disks", "every 5 seconds"]);
+    let refused = start(&[]);
+    let words = ["is its storage mounted?", "a guest may wait for its disks", "every 5 seconds"];
+    expect_refusal(&refused, FAILURE, &words);
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(!text.contains("truncate"), "an image of zeroes is no help: {text}");
     // The group may be unknown for a moment only, and then the last good copy is of no use either.
     scene.configure("socket-group = 'no-such-group'");
     let copy = std::fs::read_to_string(scene.path("web1.config")).unwrap();

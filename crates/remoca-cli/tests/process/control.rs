@@ -17,7 +17,7 @@ const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
 const NOBODY: u32 = 65534;
 /// Number of control clients that one process serves at a time.
-const CLIENTS_MAX: usize = 16;
+pub const CLIENTS_MAX: usize = 16;
 
 fn machine(seed: u64) -> (Serve, Machine) {
     let folder = tempfile::tempdir().unwrap();

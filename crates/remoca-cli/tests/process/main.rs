@@ -24,6 +24,7 @@ mod groups;
 mod growth;
 mod guest_memory;
 mod hanging;
+mod hook;
 mod host;
 mod host_give_back;
 mod host_guests;

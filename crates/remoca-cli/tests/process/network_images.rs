@@ -182,29 +182,35 @@ fn disk_at(folder: &Path, settle: &str) -> Program {
     program
 }
 
-/// Kills a process, or tells it to end, while the NBD server holds back its write of 1. Its successor repeats that
-/// write, and the guest writes 2. With `in_time`, the server gets to the old write while the successor waits. Returns
-/// the first byte that the image holds at last.
-fn a_late_write(settle: &str, end: fn(&mut Program), in_time: bool) -> u8 {
+/// Kills a process, or tells it to end, while the NBD server holds back its write of 1. With several `ends`, its
+/// successors end so while they wait. The last one repeats that write, and the guest writes 2. With `in_time`, the server
+/// gets to the old write while the last one waits. Returns the first byte that the image holds at last.
+fn a_late_write(settle: &str, ends: &[fn(&mut Program)], in_time: bool) -> u8 {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     let mut server = holding_server(folder);
     let byte = || std::fs::read(folder.join("image")).unwrap()[0];
     let release = || std::fs::remove_file(folder.join("held")).unwrap();
-    let mut first = disk_at(folder, settle);
+    let mut program = disk_at(folder, settle);
     let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 4096, ..Options::default() });
     guest.connect(&folder.join("socket")).unwrap();
     std::fs::write(folder.join("hold"), "").unwrap();
     let old = guest.submit(0, Command::Write { sector: 0, data: &[1; 4096] });
     guest.queues[0].kick();
     wait_until("the server has the write", || folder.join("held").exists());
-    end(&mut first);
-    guest.disconnect();
-    let mut second = disk_at(folder, settle);
-    guest.connect(&folder.join("socket")).unwrap();
+    for (end, number) in ends.iter().zip(1..) {
+        end(&mut program);
+        guest.disconnect();
+        program = disk_at(folder, settle);
+        guest.connect(&folder.join("socket")).unwrap();
+        if in_time {
+            // All of them have one log.
+            let waits = program.log().matches("requests of the killed predecessor wait for").count();
+            assert_eq!(waits, number, "{}", program.log());
+            assert_eq!((guest.result(old), byte()), (None, 0), "{}", program.log());
+        }
+    }
     if in_time {
-        assert!(second.log().contains("requests of the killed predecessor wait for"), "{}", second.log());
-        assert_eq!((guest.result(old), byte()), (None, 0), "{}", second.log());
         release();
         wait_until("the old write lands", || byte() == 1);
     }
@@ -214,7 +220,7 @@ fn a_late_write(settle: &str, end: fn(&mut Program), in_time: bool) -> u8 {
         release();
         wait_until("the old write lands", || byte() == 1);
     }
-    second.terminate();
+    program.terminate();
     server.terminate();
     byte()
 }
@@ -222,14 +228,19 @@ fn a_late_write(settle: &str, end: fn(&mut Program), in_time: bool) -> u8 {
 /// Decision 0008: NBD cannot fence a connection, so a successor waits. A server that needs longer does damage.
 #[test]
 fn a_successor_waits_for_what_the_server_may_still_do() {
-    assert_eq!(a_late_write("15", Program::kill, true), 2);
+    assert_eq!(a_late_write("15", &[Program::kill], true), 2);
     assert_eq!(
-        a_late_write("15", Program::terminate, true),
+        a_late_write("15", &[Program::terminate], true),
         2,
         "an end in good order, as far as it is up to the process"
     );
     assert_eq!(
-        a_late_write("0", Program::kill, false),
+        a_late_write("15", &[Program::kill, Program::terminate], true),
+        2,
+        "one that waits leaves that to the next"
+    );
+    assert_eq!(
+        a_late_write("0", &[Program::kill], false),
         1,
         "without the wait, or with too short a one, the old write wins"
     );

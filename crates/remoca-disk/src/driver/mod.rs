@@ -82,8 +82,8 @@ const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 pub enum Ended {
     /// It was asked to stop, or no front end can attach again.
     Finished,
-    /// As [`Self::Finished`], but a disk may still execute operations that it was sent. Nothing must be cleaned up: the
-    /// sockets that remain tell a successor that it has to wait.
+    /// As [`Self::Finished`], but a disk may still execute operations that it was sent, by this process or by one before
+    /// it. Nothing must be cleaned up: the sockets that remain tell a successor that it has to wait.
     Unsettled,
     /// Another program is to take over. If it cannot be started, call [`Driver::refuse_upgrade`] and run the driver again.
     HandOver(Box<Handover>),
@@ -435,15 +435,20 @@ impl Driver {
         }
         engine.end();
         in_flight.measured().end();
-        match guests.drain()[..] {
-            [] => Ended::Finished,
-            ref images => {
-                tracing::warn!(
-                    "{images:?}: the server has not answered everything; the sockets stay, so that a successor waits"
-                );
-                Ended::Unsettled
-            }
+        let settles = guests.is_settling();
+        let unanswered = guests.drain();
+        if settles {
+            tracing::warn!(
+                "an NBD server may still have requests of a killed predecessor; the sockets stay, so that a successor \
+                 waits for them as well"
+            );
         }
+        if !unanswered.is_empty() {
+            tracing::warn!(
+                "{unanswered:?}: the server has not answered everything; the sockets stay, so that a successor waits"
+            );
+        }
+        if settles || !unanswered.is_empty() { Ended::Unsettled } else { Ended::Finished }
     }
 
     /// Returns the service manager, to which the state of the process is reported.

@@ -51,7 +51,7 @@ impl Sizes {
     /// Returns the sizes of `disks` as they were opened.
     pub(super) fn new(disks: &[Disk], now: Instant) -> Self {
         let size = |disk: &Disk| Size {
-            bytes: disk.store.geometry().size,
+            bytes: disk.store.geometry().size.min(DISK_BYTES_MAX),
             shrunk_from: disk.shrunk_from(),
             begun: 0,
             ended: 0,

@@ -9,6 +9,7 @@ use crate::link::{HostNetwork, ServerLink};
 use remoca_core::engine::{
     DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
 };
+use remoca_core::index::DISK_BYTES_MAX;
 use remoca_core::rules::Rules;
 use remoca_core::units::PageCount;
 use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
@@ -85,6 +86,7 @@ type Submitted = Arc<Mutex<Vec<(u64, Option<IoBuffer>)>>>;
 
 /// Does nothing but hold what it was given.
 struct HangingStore {
+    size: u64,
     event: OwnedFd,
     submitted: Submitted,
 }
@@ -92,7 +94,7 @@ struct HangingStore {
 impl DataPath for HangingStore {
     fn geometry(&self) -> Geometry {
         Geometry {
-            size: DISK_SIZE,
+            size: self.size,
             logical_sector: 512,
             physical_block: 4096,
             read_only: false,
@@ -137,13 +139,18 @@ impl DataPath for HangingStore {
 leaves_nothing_behind!(HangingStore, false);
 
 fn disk(submitted: &Submitted) -> Disk {
+    disk_with(DISK_SIZE, submitted)
+}
+
+/// With an image of `size` bytes.
+fn disk_with(size: u64, submitted: &Submitted) -> Disk {
     let geometry = ExportGeometry { can_trim: false, can_write_zeroes: false, ..ExportGeometry::of_disk(DISK_SIZE) };
     Disk {
         number: DiskIndex(0),
         name: String::new(),
         image: String::new(),
         socket: String::new(),
-        store: Box::new(HangingStore { event: wake::new().unwrap(), submitted: Arc::clone(submitted) }),
+        store: Box::new(HangingStore { size, event: wake::new().unwrap(), submitted: Arc::clone(submitted) }),
         open: Box::new(|| unreachable!("nobody opens it anew")),
         swap: false,
         settles_at: None,
@@ -419,4 +426,14 @@ fn sizes_are_not_measured_while_the_disks_are_on_their_way() {
     // This store cannot tell its size again.
     sizes.run_timers(true, &mut disks, next);
     assert_eq!(sizes.next_deadline(), None);
+}
+
+/// Its guest is told the largest size that there is.
+#[test]
+fn an_image_above_the_largest_size_has_not_become_smaller() {
+    let mut driver = driver_of(8, vec![disk_with(DISK_BYTES_MAX + PAGE_SIZE_U64, &Submitted::default())]);
+    assert_eq!(driver.vm.engine.disk_bytes(DiskIndex(0)), Some(DISK_BYTES_MAX));
+    let Vm { sizes, guests, warmth, engine, host, .. } = &mut driver.vm;
+    sizes.follow(0, Ok(()), guests, (warmth, engine), host);
+    assert_eq!(sizes.shrunk_from(0), None);
 }

@@ -15,7 +15,7 @@ use remoca_io::handover::Handover;
 use remoca_io::narrow;
 use remoca_protocol::control::{Command, Reply, UPGRADE_UNDER_WAY};
 use remoca_protocol::guests::Guests;
-use remoca_protocol::handover::{Description, PassedDisk, PassedPool, PassedStore};
+use remoca_protocol::handover::{Description, PassedDisk, PassedPool, PassedStore, StoreKind};
 use remoca_protocol::offer::Offers;
 use std::ffi::OsString;
 use std::io;
@@ -291,7 +291,8 @@ impl Upgrades {
             handover.description.nbd.push(passed);
         }
         for (at, disk) in vm.guests.disks().iter().enumerate() {
-            let mut passed = pass_disk(&mut handover, disk, vm.sizes.shrunk_from(at))?;
+            let goes = offers.as_ref().is_some_and(|offers| !offers.disks.contains_key(&disk.name));
+            let mut passed = pass_disk(&mut handover, disk, vm.sizes.shrunk_from(at), goes)?;
             if removed == Some(&disk.name) && !passed.guests.is_empty() {
                 tracing::warn!("{}: it is removed from under its guest, which is disconnected", disk.name);
                 passed.guests = Guests::default();
@@ -340,9 +341,14 @@ fn is_trace_written(vm: &mut Vm) -> bool {
     })
 }
 
-fn pass_disk(handover: &mut Handover, disk: &Disk, had_bytes: Option<u64>) -> Result<PassedDisk, String> {
+/// Passes a disk on. If it `goes`, the new program does not have it, and only closes what it gets of it.
+fn pass_disk(handover: &mut Handover, disk: &Disk, had_bytes: Option<u64>, goes: bool) -> Result<PassedDisk, String> {
     let of_disk = |error: &dyn std::fmt::Display| format!("disk {}: {error}", disk.name);
-    let (fd, kind) = disk.store.hand_over().map_err(|error| of_disk(&error))?;
+    let (fd, kind) = match disk.store.hand_over() {
+        // Its server may be gone. Any descriptor will do in place of the connection.
+        Err(_) if goes => (disk.store.event_fd(), StoreKind::File { flush_failed: None }),
+        passed => passed.map_err(|error| of_disk(&error))?,
+    };
     let store = PassedStore { fd: handover.pass(fd).map_err(|error| of_disk(&error))?, kind };
     let (socket, guests) = disk.frontend.pass(&mut |fd| handover.pass(fd)).map_err(|error| of_disk(&error))?;
     let write_cache_off = !disk.frontend.write_cache();

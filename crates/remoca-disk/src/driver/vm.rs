@@ -18,6 +18,7 @@ use super::warmth::Warmth;
 use crate::link::Size;
 use crate::state::{Former, StateFile};
 use remoca_core::engine::{Action, DiskEngine, DiskError, EngineConfig, Evicted, GuestOp, RequestId};
+use remoca_core::index::DISK_BYTES_MAX;
 use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
@@ -270,7 +271,7 @@ impl Vm {
     /// Passes the size of each disk to the engine, and whether all of it is a swap area.
     pub(super) fn describe_disks(&mut self) {
         for Disk { number, store, swap, .. } in self.guests.disks() {
-            self.engine.describe_disk(*number, store.geometry().size, *swap);
+            self.engine.describe_disk(*number, store.geometry().size.min(DISK_BYTES_MAX), *swap);
         }
     }
 

@@ -84,7 +84,7 @@ fn disk_position(disks: usize) -> Result<u16> {
 }
 
 /// Returns whether a previous process was killed. A process that ends in good order removes its sockets, unless an NBD
-/// server still has writes of it.
+/// server may still have writes of it, or of one that was killed before it.
 pub(super) fn predecessor_died(options: &Options) -> bool {
     let control = options.is_named.then_some(&*options.control);
     let is_socket = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());

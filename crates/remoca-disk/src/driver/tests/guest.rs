@@ -722,6 +722,16 @@ fn a_driver_that_ends_leaves_guests_that_kick() {
     assert!(bench.guest.queues[0].wants_kicks());
 }
 
+/// Its successor has to wait as well.
+#[test]
+fn a_driver_that_ends_while_a_server_is_given_time_says_so() {
+    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
+        parts.disks[0].settles_at = Some(Instant::now() + Duration::from_secs(3600));
+    });
+    bench.driver.handle(Source::Stop, false);
+    assert!(matches!(bench.driver.turn(&[]), Some(Ended::Unsettled)));
+}
+
 /// A process that is to end would not sleep until it does.
 #[test]
 fn a_driver_does_not_look_for_requests_that_it_does_not_accept() {

@@ -38,14 +38,16 @@ impl Machine {
         }
         self.port.disconnect();
         self.program.terminate();
+        // After a kill, an NBD server is given some time.
+        let may_stay = self.setup.nbd && self.program.log().contains("the sockets stay, so that a successor waits");
         for (disk, number) in self.disks.iter().zip(0..) {
-            assert!(!disk.socket.exists(), "a socket is left behind");
+            assert!(may_stay || !disk.socket.exists(), "a socket is left behind");
             let image = std::fs::read(&disk.image).unwrap();
             assert_eq!(image.len(), disk.model.bytes.len());
             let differs = image.iter().zip(&disk.model.bytes).position(|(a, b)| a != b);
             assert_eq!(differs, None, "image {number} holds something else than was written");
         }
-        assert!(!self.control().exists(), "the control socket is left behind");
+        assert!(may_stay || !self.control().exists(), "the control socket is left behind");
     }
 
     #[track_caller]

@@ -1,0 +1,173 @@
+//! The package's hook for libvirt, run as libvirt runs it, with a real VM process and a `systemctl` of the test.
+
+use super::configuration::Scene;
+use super::migration::key;
+use super::support::program::{REMOCA, command, install, run_command, status};
+use super::support::wait_until;
+use remoca_frontend::testing::{Options, TestGuest};
+use std::fs::{self, File};
+
+const HOOK: &str = include_str!("../../../../packaging/libvirt-hook");
+
+/// Takes a name for the control socket in `FOLDER`.
+const PROGRAM: &str =
+    "#!/bin/sh\ncommand=$1 name=$2\nshift 2\nexec 'REMOCA' \"$command\" \"FOLDER/$name.ctl\" \"$@\"\n";
+/// The unit is in the state `state`, or `after` once something was asked, which ends with the exit code `result`.
+const SYSTEMCTL: &str = r#"#!/bin/sh
+cd 'FOLDER'
+[ "$1" != is-active ] || exec cat state
+echo "$*" >> asked
+[ ! -e after ] || mv after state
+exit "$(cat result)"
+"#;
+
+const DISK: &str = "<disk type='vhostuser' device='disk'>";
+const CARD: &str = "<interface type='vhostuser'>";
+const EXPORT: &str = "<source protocol='nbd' name='root' index='1'>";
+
+const NOTHING: (Option<i32>, &str) = (Some(0), "");
+const STARTED: (Option<i32>, &str) = (Some(0), "start remoca-disk@web1.service\n");
+const RESTARTED: (Option<i32>, &str) = (Some(0), "restart remoca-disk@web1.service\n");
+
+/// The hook of a host with the VM `web1`.
+struct Hook {
+    scene: Scene,
+}
+
+impl Hook {
+    fn new() -> Self {
+        let hook = Self { scene: Scene::new() };
+        let folder = hook.scene.folder.path().display().to_string();
+        let text = HOOK.replace("/etc/remoca", &folder).replace("/var/lib/libvirt", &folder);
+        hook.put("hook", &text);
+        fs::create_dir(hook.scene.path("bin")).unwrap();
+        for (name, text) in [("remoca", PROGRAM), ("systemctl", SYSTEMCTL)] {
+            hook.put("program", &text.replace("REMOCA", REMOCA).replace("FOLDER", &folder));
+            install(&hook.scene.path("program"), &hook.scene.path("bin").join(name));
+        }
+        hook.scene.configure("nbd-settle = 0");
+        hook.unit("inactive", "", 0);
+        hook
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        fs::write(self.scene.path(name), text).unwrap();
+    }
+
+    /// Says how `systemctl` answers: with the state of the unit, its state after a request (empty for the same), and the exit code
+    /// of that.
+    fn unit(&self, state: &str, after: &str, result: i32) {
+        self.put("state", &format!("{state}\n"));
+        self.put("result", &format!("{result}\n"));
+        let _ = fs::remove_file(self.scene.path("after"));
+        if !after.is_empty() {
+            self.put("after", &format!("{after}\n"));
+        }
+    }
+
+    /// Runs the hook. Returns its exit code, what it asked of systemd, and what it said.
+    fn output(&self, arguments: &str, domain: &str, path: &str) -> (Option<i32>, String, String) {
+        self.put("domain", &format!("<domain type='kvm'><devices>\n  {domain}\n</devices></domain>\n"));
+        let _ = fs::remove_file(self.scene.path("asked"));
+        let mut hook = command("/bin/sh");
+        hook.arg(self.scene.path("hook")).args(arguments.split(' ')).env("PATH", path);
+        let output = run_command(hook.stdin(File::open(self.scene.path("domain")).unwrap()));
+        let asked = fs::read_to_string(self.scene.path("asked")).unwrap_or_default();
+        (output.status.code(), asked, String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    fn path(&self) -> String {
+        format!("{}:{}", self.scene.text("bin"), std::env::var("PATH").unwrap())
+    }
+
+    #[track_caller]
+    fn expect_for(&self, arguments: &str, domain: &str, expected: (Option<i32>, &str)) {
+        let (code, asked, said) = self.output(arguments, domain, &self.path());
+        assert_eq!((code, &*asked), expected, "{arguments}, {domain}: {said}");
+    }
+
+    /// Runs the hook before `web1` starts, with a disk of ours.
+    #[track_caller]
+    fn expect(&self, expected: (Option<i32>, &str)) {
+        self.expect_for("web1 prepare begin -", DISK, expected);
+    }
+
+    /// Expects that the start of the guest is refused with a reason, after these requests.
+    #[track_caller]
+    fn expect_refusal(&self, requests: &str) {
+        let (code, asked, said) = self.output("web1 prepare begin -", DISK, &self.path());
+        assert_eq!((code, &*asked), (Some(1), requests), "{said}");
+        assert!(said.contains("the disks of web1 did not start: see `systemctl status remoca-disk@web1`"), "{said}");
+    }
+}
+
+#[test]
+fn the_hook_starts_the_disks_of_its_guests_alone() {
+    let hook = Hook::new();
+    for (arguments, domain) in [
+        ("other prepare begin -", DISK),
+        ("web1 release end -", DISK),
+        ("web1 migrate begin -", DISK),
+        ("web1 prepare begin -", "<disk type='file' device='disk'>"),
+        ("web1 prepare begin -", CARD),
+        ("web1 prepare begin -", EXPORT),
+    ] {
+        hook.expect_for(arguments, domain, NOTHING);
+    }
+    hook.expect(STARTED);
+    hook.scene.configure("nbd = ['tcp:127.0.0.1:10809']");
+    hook.expect_for("web1 prepare begin -", EXPORT, STARTED);
+
+    hook.unit("inactive", "failed", 1);
+    hook.expect_refusal("start remoca-disk@web1.service\nstop --no-block remoca-disk@web1.service\n");
+    // Somebody else has started it, and it goes on trying.
+    hook.unit("activating", "", 1);
+    hook.expect_refusal("start remoca-disk@web1.service\n");
+
+    // The package is gone, and so is its program.
+    let left = hook.output("web1 prepare begin -", DISK, "/nonexistent");
+    assert_eq!(left, (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn the_hook_restarts_a_process_of_the_unit_without_a_guest() {
+    let hook = Hook::new();
+    let scene = &hook.scene;
+    let mut program = scene.start(&[]);
+    // It was started by hand.
+    hook.expect(NOTHING);
+    hook.unit("active", "", 0);
+    hook.expect(RESTARTED);
+    hook.unit("active", "activating", 1);
+    hook.expect_refusal("restart remoca-disk@web1.service\nstop --no-block remoca-disk@web1.service\n");
+    // Its unit refuses to be stopped.
+    hook.unit("active", "", 1);
+    hook.expect(RESTARTED);
+    hook.unit("active", "", 0);
+
+    let attached = || status(&scene.control()).disks[0].attached;
+    let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 1 << 20, ..Options::default() });
+    guest.connect(&scene.path("socket")).unwrap();
+    wait_until("the guest is attached", attached);
+    hook.expect(NOTHING);
+    guest.disconnect();
+    wait_until("the guest has gone", || !attached());
+    hook.expect(RESTARTED);
+
+    // The guest was saved.
+    fs::create_dir_all(scene.path("qemu/save")).unwrap();
+    hook.put("qemu/save/web1.save", "");
+    hook.expect(NOTHING);
+    fs::remove_file(scene.path("qemu/save/web1.save")).unwrap();
+    // It has its disks from another host, and started again it would wait for them.
+    scene.configure("incoming = 'tcp:127.0.0.1:7100'");
+    hook.expect(NOTHING);
+    scene.configure("");
+    hook.expect(RESTARTED);
+    program.terminate();
+
+    let (address, key) = (format!("unix:{}", scene.text("incoming")), key(scene.folder.path()).display().to_string());
+    let _waiting = scene.start(&["--incoming", &address, "--incoming-key", &key]);
+    assert!(status(&scene.control()).migration.is_some_and(|migration| !migration.has_disks));
+    hook.expect(NOTHING);
+}
