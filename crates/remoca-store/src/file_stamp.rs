@@ -12,7 +12,6 @@ use std::os::unix::fs::MetadataExt;
 /// Magic numbers of file systems that only this host uses, and that set the change time of a file at every write by
 /// this host's clock.
 const LOCAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-pub(super) const REGULAR: u64 = 1;
 const DEVICE: u64 = 2;
 
 /// Returns whether the file system is ext4, XFS, Btrfs or F2FS.
@@ -31,7 +30,7 @@ pub(super) fn stamp(file: &File) -> Option<ImageStamp> {
     let seconds = u64::try_from(stat.st_ctime).ok()?;
     let changed_ns = seconds.checked_mul(1_000_000_000)?.checked_add(stat.st_ctime_nsec)?;
     Some(ImageStamp {
-        identity: [REGULAR, stat.st_dev, stat.st_ino, size],
+        identity: [ImageStamp::FILE, stat.st_dev, stat.st_ino, size],
         changed_ns: is_local(file).then_some(changed_ns),
     })
 }

@@ -167,11 +167,14 @@ pub struct ImageStamp {
 }
 
 impl ImageStamp {
+    /// Kind of an image file.
+    const FILE: u64 = 1;
+
     /// Returns whether the image is a file. Its lock then keeps all who honour it from writing, also at other hosts; that of a
     /// block device reaches this host alone.
     #[must_use]
     pub fn is_of_file(&self) -> bool {
-        self.identity[0] == file_stamp::REGULAR
+        self.identity[0] == Self::FILE
     }
 }
 

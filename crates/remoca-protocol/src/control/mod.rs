@@ -178,10 +178,13 @@ impl Reply {
         } else {
             serde_json::from_slice(line)
         };
-        match reply.map_err(LineError::NoReply)? {
-            Self::Status(status) if status.name.len() > NAME_BYTES_MAX => Err(LineError::LongName(status.name.len())),
-            reply => Ok(reply),
+        let reply = reply.map_err(LineError::NoReply)?;
+        if let Self::Status(status) = &reply
+            && status.name.len() > NAME_BYTES_MAX
+        {
+            return Err(LineError::LongName(status.name.len()));
         }
+        Ok(reply)
     }
 }
 
