@@ -40,8 +40,9 @@ pub fn run(args: &Qcow2Args) -> Result<()> {
         None => runtime::socket_of(name)?,
     };
     // While the VM's process runs, or was killed, its guest has the image that this process began with. One that ends in good
-    // order removes its socket.
-    let kept = control.exists().then(|| Kept::read(&Kept::beside(&control))).flatten();
+    // order removes its socket. Without a file of the VM, its process will have that image as well.
+    let goes_on = control.exists() || !vm_path(&folder.config, name).exists();
+    let kept = goes_on.then(|| Kept::read(&Kept::beside(&control))).flatten();
     let image = match kept.and_then(|kept| image_in(&kept.files, name).ok().flatten()) {
         Some(image) => image,
         None => image_in(&Files::read(&folder.config, Some(name))?, name)?.ok_or_else(|| {

@@ -25,7 +25,8 @@ impl Signals {
     }
 }
 
-/// SIGTERM, SIGINT and SIGHUP, held back until it is known what they have to clean up.
+/// SIGTERM, SIGINT and SIGHUP, held back until it is known what they have to clean up. Those that the process was started to ignore
+/// (`nohup`) stay ignored.
 pub struct HeldBack(SigSet);
 
 impl HeldBack {
@@ -34,7 +35,8 @@ impl HeldBack {
     /// # Errors
     /// If the system refuses.
     pub fn take() -> io::Result<Self> {
-        let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+        let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+        let signals: SigSet = signals.into_iter().filter(|signal| !is_ignored(*signal)).collect();
         signals.thread_block()?;
         Ok(Self(signals))
     }
@@ -53,6 +55,15 @@ impl HeldBack {
         })?;
         Ok(())
     }
+}
+
+/// Returns whether the process ignores a signal. One that is blocked could be waited for nevertheless.
+fn is_ignored(signal: Signal) -> bool {
+    // SAFETY: sigaction is a plain C structure, for which all zero is a valid value.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action, the call only stores the present one.
+    let asked = unsafe { libc::sigaction(signal as libc::c_int, std::ptr::null(), &raw mut now) };
+    asked == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
 fn descriptor(signals: &[Signal]) -> io::Result<OwnedFd> {

@@ -39,6 +39,7 @@ impl Hook {
         let hook = Self { scene: Scene::new() };
         let folder = hook.scene.folder.path().display().to_string();
         let text = HOOK.replace("/etc/remoca", &folder).replace("/var/lib/libvirt", &folder);
+        let text = text.replace("/run/remoca", &folder);
         hook.put("hook", &text);
         fs::create_dir(hook.scene.path("bin")).unwrap();
         for (name, text) in [("remoca", PROGRAM), ("systemctl", SYSTEMCTL)] {
@@ -159,6 +160,9 @@ fn the_hook_restarts_a_process_of_the_unit_without_a_guest() {
     hook.put("qemu/save/web1.save", "");
     hook.expect(NOTHING);
     fs::remove_file(scene.path("qemu/save/web1.save")).unwrap();
+    hook.expect_for("web1 restore begin -", DISK, NOTHING);
+    hook.expect(NOTHING);
+    hook.expect(RESTARTED);
     // It has its disks from another host, and started again it would wait for them.
     scene.configure("incoming = 'tcp:127.0.0.1:7100'");
     hook.expect(NOTHING);

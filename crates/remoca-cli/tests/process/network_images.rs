@@ -1,9 +1,11 @@
 //! Images behind NBD: a store of 4 KiB blocks whose guest writes 512 bytes at a time, and a store that goes away.
 
+use super::nbd;
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
+use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, command, expect_refusal, run, status};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -99,6 +101,51 @@ fn what_a_disk_holds_whose_guest_was_away_is_read_anew() {
     assert_eq!(machine.counter("foreign_writes"), 0, "it is known that the content may be another");
     machine.run_until_hits(200);
     machine.finish();
+}
+
+/// The same with guests over NBD, of which one says goodbye, and one ends without a word while an answer is on its way to it.
+#[test]
+fn what_a_disk_holds_whose_nbd_client_was_away_is_read_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let server = Serve::start(folder.path(), "16M");
+    let content = |round: u8| vec![round + 1; 1 << 20];
+    std::fs::write(path("image"), content(0)).unwrap();
+    let image = Nbdkit::start(&path("image.sock"), &path("image"));
+    let mut disk = command(REMOCA);
+    disk.arg("disk").arg("--disk").arg(format!("image={},name=data", image.uri())).args([
+        "--cache",
+        "4M",
+        "--no-hedge",
+    ]);
+    disk.args(["--server", &server.address]).arg("--nbd").arg(format!("unix:{}", path("nbd").display()));
+    let mut program = Program::start(disk.arg("--control").arg(path("control")), &path("disk.log"));
+    wait_until("it has its cache", || {
+        UnixStream::connect(path("control")).is_ok() && status(&path("control")).cache.granted_bytes > 0
+    });
+    let hits = || status(&path("control")).counters["hit_blocks"];
+    let left = || program.log().matches("data: its guest has left, and no lock").count();
+    for round in 0..3 {
+        let mut client = nbd::attach(&path("nbd"), "data");
+        let before = hits();
+        for _ in 0..2 {
+            client.write_all(&nbd::request(0, 1, 8192, 4096)).unwrap();
+            let mut answer = [0; 16 + 4096];
+            client.read_exact(&mut answer).unwrap();
+            assert!(answer[16..] == content(round)[..4096], "round {round}: {}", answer[16]);
+        }
+        assert_eq!(hits() - before, 1, "the second of two");
+        if round == 0 {
+            client.write_all(&nbd::request(2, 2, 0, 0)).unwrap();
+            wait_until("the goodbye is heard", || left() == 1);
+        } else {
+            client.write_all(&nbd::request(0, 3, 0, 1 << 20)).unwrap();
+        }
+        drop(client);
+        wait_until("its guest has left", || left() == usize::from(round) + 1);
+        std::fs::write(path("image"), content(round + 1)).unwrap();
+    }
+    program.terminate();
 }
 
 /// Each disk has its own part of the buffers, whatever its guest requests.

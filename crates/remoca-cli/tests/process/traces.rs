@@ -360,6 +360,26 @@ fn an_import_that_is_interrupted_leaves_nothing() {
     }
 }
 
+/// It was started with `nohup`, and its terminal is closed.
+#[test]
+fn an_import_that_ignores_a_signal_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let [pipe, output] = ["pipe", "output"].map(|name| folder.path().join(name));
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let mut import = command("sh");
+    import.args(["-c", "trap '' HUP; exec \"$@\"", "sh", REMOCA, "trace", "import", "--format", "blkparse"]);
+    let mut program = Program::start(import.arg(&pipe).arg("-o").arg(&output), &folder.path().join("log"));
+    let mut trace = std::fs::File::options().write(true).open(&pipe).unwrap();
+    let lines = b"  8,0    3        2     0.000001829   697  Q   W 223490 + 8 [kjournald]\n".repeat(400);
+    trace.write_all(&lines).unwrap();
+    wait_until("a file is begun", || std::fs::read_dir(folder.path()).unwrap().count() == 3);
+    program.signal(Signal::HUP);
+    trace.write_all(&lines).unwrap();
+    drop(trace);
+    wait_until("it ends", || !program.is_running());
+    assert!(output.exists(), "{}", program.log());
+}
+
 /// Nothing waits for a client that takes nothing, and another one may take its place.
 #[test]
 fn a_recorder_that_hangs() {

@@ -182,8 +182,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         let covered = range.covered_blocks();
         let is_one = covered.end.saturating_sub(covered.start) == 1;
+        // A read of parts of blocks never hits.
+        let by_read = self.admit.admission() == Admission::Reads && covered == range.touched_blocks();
         // One place for all blocks of a read: it hits only if all are cached.
-        let by_read = (self.admit.admission() == Admission::Reads).then(|| self.admit.place_of_read());
+        let mut place = None;
         for bno in covered {
             let Some((offset, page)) = page_of(range, bno, data) else { return };
             let block = BlockId { disk, bno: BlockNumber(bno) };
@@ -199,7 +201,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.note_read_content(block, content);
             if self.disks.is_swap(block) {
                 self.admit_swapped_in(id, content, offset);
-            } else if let Some(place) = by_read.filter(|_| content != self.prints.zero()) {
+            } else if by_read && content != self.prints.zero() {
+                let place = *place.get_or_insert_with(|| self.admit.place_of_read());
                 self.admit_read(id, content, offset, place, is_one);
             } else if self.classes_seen() > 1 && self.index.cached(content).is_some() {
                 // Its eviction will probably not be seen, so the page stays as the newest.

@@ -33,6 +33,10 @@ pub struct Disk {
     /// Largest size in bytes that the image had while a previous program or process of this name had it.
     pub had_bytes: Option<u64>,
     pub frontend: Frontend,
+    /// Whether a guest was attached at the end of the last turn.
+    pub had_guest: bool,
+    /// Whether the guest has left, and nothing was done about it yet.
+    pub has_lost_guest: bool,
     /// Requests completed so far.
     pub traffic: DiskTraffic,
 }

@@ -17,16 +17,6 @@ use std::time::{Duration, Instant};
 /// processor.
 pub(super) const SECOND_LOOK: Duration = Duration::from_millis(10);
 
-/// What became of the guest of a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GuestChange {
-    None,
-    /// It disconnected, and no other is there.
-    Left,
-    /// It connected, or changed its memory.
-    Another,
-}
-
 /// The devices of a VM.
 pub(super) struct Guests {
     disks: Vec<Disk>,
@@ -206,8 +196,9 @@ impl Guests {
         }
     }
 
-    /// Handles the events of a disk's frontend. Returns what became of its guest, or `None` on an error.
-    pub(super) fn handle_events(&mut self, disk: u16) -> Option<GuestChange> {
+    /// Handles the events of a disk's frontend. Returns whether its guest connected, disconnected, or changed its
+    /// memory. Returns `None` on an error.
+    pub(super) fn handle_events(&mut self, disk: u16) -> Option<bool> {
         let Disk { name, frontend, .. } = &mut self.disks[usize::from(disk)];
         let guest = |frontend: &Frontend| (frontend.guest_memory_bytes(), frontend.is_connected());
         let before = guest(frontend);
@@ -215,12 +206,23 @@ impl Guests {
             tracing::warn!("{name}: {error}");
             return None;
         }
-        let now = guest(frontend);
-        Some(match now != before {
-            true if before.1 && !now.1 => GuestChange::Left,
-            true => GuestChange::Another,
-            false => GuestChange::None,
-        })
+        Some(guest(frontend) != before)
+    }
+
+    /// Notes which disks have lost their guest. An NBD client is gone when its last words are read, or when it does not take an answer.
+    pub(super) fn note_departures(&mut self) {
+        for disk in &mut self.disks {
+            let is_there = disk.frontend.is_connected();
+            disk.has_lost_guest |= disk.had_guest && !is_there;
+            disk.had_guest = is_there;
+        }
+    }
+
+    /// Returns a disk that has lost its guest since this was asked last, or `None` if there is none.
+    pub(super) fn take_departure(&mut self) -> Option<&Disk> {
+        let disk = self.disks.iter_mut().find(|disk| disk.has_lost_guest)?;
+        disk.has_lost_guest = false;
+        Some(disk)
     }
 
     /// Returns whether requests of a disk are accepted. While another process has the disks, answers those commands of

@@ -45,7 +45,7 @@ mod warmth;
 use crate::state::Former;
 use curves::KeptCurves;
 pub use disk::{Disk, Opener, Port};
-use guests::{GuestChange, Guests};
+use guests::Guests;
 use host::Host;
 use in_flight::InFlight;
 use index_size::IndexSize;
@@ -245,6 +245,10 @@ impl Driver {
         self.run_timers();
         self.vm.end_turn();
         self.follow_migration();
+        self.vm.guests.note_departures();
+        if self.migration.serves() {
+            self.vm.forget_after_departures();
+        }
         self.answer_size_clients();
         self.vm.warmth.settle_images(self.vm.guests.disks_mut(), &self.vm.host);
         if let Some(give_up_at) = self.operator.stop_at() {
@@ -323,11 +327,8 @@ impl Driver {
     }
 
     fn serve_disk(&mut self, disk: u16) {
-        let Some(change) = self.vm.guests.handle_events(disk) else { return };
-        if change == GuestChange::Left && self.migration.serves() {
-            self.vm.note_departure(disk);
-        }
-        if change != GuestChange::None {
+        let Some(is_another_guest) = self.vm.guests.handle_events(disk) else { return };
+        if is_another_guest {
             self.vm.fit_index(self.migration.is_idle());
         }
         self.vm.pop_requests(disk, self.intake());

@@ -154,6 +154,8 @@ fn disk_with(size: u64, submitted: &Submitted) -> Disk {
         open: Box::new(|| unreachable!("nobody opens it anew")),
         swap: false,
         settles_at: None,
+        had_guest: false,
+        has_lost_guest: false,
         kept_open: false,
         had_bytes: None,
         traffic: DiskTraffic::default(),

@@ -153,17 +153,18 @@ impl Vm {
         }
     }
 
-    /// Forgets what is known of a disk whose guest has left, unless its lock keeps other hosts from running the guest on the image,
+    /// Forgets what is known of disks whose guest has left, unless their lock keeps other hosts from running the guest on the image,
     /// and bringing it back.
-    pub(super) fn note_departure(&mut self, disk: u16) {
-        let disk = &self.guests.disks()[usize::from(disk)];
-        if !disk.keeps_others_out() {
-            tracing::info!(
-                "{}: its guest has left, and no lock keeps other hosts from writing to {}: what was known of it is void",
-                disk.name,
-                disk.image
-            );
-            self.engine.handle_content_uncertain(disk.number);
+    pub(super) fn forget_after_departures(&mut self) {
+        while let Some(disk) = self.guests.take_departure() {
+            if !disk.keeps_others_out() {
+                tracing::info!(
+                    "{}: its guest has left, and no lock keeps other hosts from writing to {}: what was known of it is void",
+                    disk.name,
+                    disk.image
+                );
+                self.engine.handle_content_uncertain(disk.number);
+            }
         }
     }
 

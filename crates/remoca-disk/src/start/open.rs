@@ -182,6 +182,8 @@ fn open_disk(
         open,
         swap: spec.swap,
         settles_at: None,
+        had_guest: false,
+        has_lost_guest: false,
         kept_open,
         had_bytes: None,
         frontend,

@@ -193,15 +193,20 @@ fn may_have_controls(json: &[u8]) -> bool {
     json.windows(2).any(|pair| matches!(pair, [b'\\', b'u' | b'b' | b'f' | b'r'] | [0xc2, 0x80..=0x9f] | [_, 0x7f]))
 }
 
-/// Replaces control characters, but for line feeds and tabs, in all texts of some JSON.
+/// Replaces control characters, but for line feeds and tabs, in all texts and names of some JSON.
 fn replace_controls(value: &mut serde_json::Value) {
     use serde_json::Value;
-    let is_bad = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    let clean = |text: &str| text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}");
     match value {
-        Value::String(text) if text.contains(is_bad) => *text = text.replace(is_bad, "\u{fffd}"),
+        Value::String(text) => *text = clean(text),
         Value::Array(values) => values.iter_mut().for_each(replace_controls),
-        Value::Object(fields) => fields.values_mut().for_each(replace_controls),
-        Value::String(_) | Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        Value::Object(fields) => {
+            for (name, mut value) in std::mem::take(fields) {
+                replace_controls(&mut value);
+                fields.insert(clean(&name), value);
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -224,6 +229,9 @@ mod tests {
             let Ok(Reply::Error { error }) = parse(sent) else { panic!("{sent}") };
             assert_eq!(error, shown);
         }
+        let mut value = serde_json::json!({"a\u{1b}": [{"b\u{7}": 1}]});
+        replace_controls(&mut value);
+        assert_eq!(value, serde_json::json!({"a\u{fffd}": [{"b\u{fffd}": 1}]}));
     }
 
     #[test]

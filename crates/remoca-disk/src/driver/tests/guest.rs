@@ -160,6 +160,8 @@ impl Bench {
             open: Box::new(|| unreachable!("nobody opens it anew")),
             swap: false,
             settles_at: None,
+            had_guest: false,
+            has_lost_guest: false,
             kept_open: false,
             had_bytes: None,
             traffic: DiskTraffic::default(),
