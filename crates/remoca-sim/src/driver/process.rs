@@ -279,6 +279,8 @@ impl World<'_> {
             open: self.opener(number),
             swap: self.disks[number].plan.swap,
             settles_at: None,
+            had_guest: false,
+            has_lost_guest: false,
             kept_open: false,
             had_bytes: None,
             traffic: DiskTraffic::default(),
