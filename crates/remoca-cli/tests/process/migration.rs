@@ -511,6 +511,26 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     machine.finish();
 }
 
+/// The guest was shut down, and its VM ran on a third host. No lock of an NBD image or a block device reaches that far.
+#[test]
+fn an_index_that_came_without_a_guest_is_not_believed_later() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let setup = Setup { server: Some(server.address.clone()), nbd: true, seed: 78, ..Setup::default() };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.run_until_hits(200);
+    let other = hand_over(&mut machine, "b");
+    let disk = &mut machine.disks[0];
+    disk.model.bytes.iter_mut().for_each(|byte| *byte ^= 0x5A);
+    std::fs::write(&disk.image, &disk.model.bytes).unwrap();
+    let mut left = machine.move_to(other);
+    left.program.terminate();
+    machine.read_everything();
+    assert_eq!(machine.counter("foreign_writes"), 0, "it is known that the content may be another");
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
 /// A hypervisor does nothing else until it has its answer.
 #[test]
 fn queues_stop_while_the_disks_are_away_whatever_is_to_be_repeated() {

@@ -345,8 +345,10 @@ fn an_import_that_is_interrupted_leaves_nothing() {
     // Open for both, it waits for nobody.
     let mut trace = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
     for signal in [Signal::INT, Signal::TERM] {
-        let mut import = command(REMOCA);
-        import.args(["trace", "import", "--format", "blkparse"]).arg(&pipe).arg("-o").arg(output.join("trace"));
+        // Whatever this process ignores: programs in the background often ignore SIGINT.
+        let mut import = command("env");
+        import.args(["--default-signal=INT,TERM", REMOCA, "trace", "import", "--format", "blkparse"]);
+        import.arg(&pipe).arg("-o").arg(output.join("trace"));
         let mut program = Program::start(&mut import, &folder.path().join("log"));
         // More than is looked at to tell the format, and less than a pipe holds.
         trace

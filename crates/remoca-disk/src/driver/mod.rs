@@ -149,6 +149,7 @@ impl Driver {
             vm.keep_settings();
         }
         self.register()?;
+        self.vm.guests.note_departures();
         if self.vm.guests.is_connected() {
             // Since the disks were opened.
             self.vm.fit_index(self.migration.is_idle());

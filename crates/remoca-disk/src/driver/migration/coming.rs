@@ -190,6 +190,8 @@ impl Migration {
             vm.servers.attach(None);
         }
         vm.describe_disks();
+        // What came is believed while a guest is here. Who was here before is no matter.
+        vm.guests.disks_mut().iter_mut().for_each(|disk| disk.has_lost_guest = !disk.frontend.is_connected());
         let former = std::mem::take(&mut self.former);
         vm.inherit_failed_flushes(&former);
         // A guest that has switched its write cache off sends no flushes. If nothing is known of a guest, assume that

@@ -195,11 +195,7 @@ impl Migration {
         if let Some(mark) = &self.mark {
             mark.disks_went();
         }
-        for disk in vm.guests.disks_mut() {
-            disk.frontend.forget_write_cache();
-            // The peer has the index, and says what becomes of it.
-            disk.has_lost_guest = false;
-        }
+        vm.guests.disks_mut().iter_mut().for_each(|disk| disk.frontend.forget_write_cache());
         self.leave_servers(vm);
         let sizes = if vm.engine.status().enabled { vm.size.tiers() } else { TierSizes::default() };
         (self.config.cache, self.config.local) = (sizes.cache, sizes.local);
