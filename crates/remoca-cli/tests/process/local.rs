@@ -9,7 +9,6 @@ use super::upgrade;
 use remoca_io::fake_manager::FakeManager;
 use remoca_protocol::control::PoolStatus;
 use std::sync::Arc;
-use std::time::Instant;
 
 fn machine(folder: tempfile::TempDir, server: &Serve, seed: u64) -> Machine {
     let mut machine =
@@ -81,8 +80,8 @@ fn hits_go_on_while_the_server_is_stopped_and_killed() {
     machine.finish();
 }
 
-/// Much more than a server makes usable within the five seconds that its client waits for an answer. Takes 10 GiB of this
-/// host.
+/// On a host whose memory is slow to populate, more than a server makes usable within the five seconds that its client waits for an
+/// answer. Takes 10 GiB of this host.
 #[test]
 #[ignore = "long: cargo xtask test-long"]
 fn a_local_tier_of_many_gigabytes_gets_its_memory() {
@@ -91,10 +90,10 @@ fn a_local_tier_of_many_gigabytes_gets_its_memory() {
     let mut machine = machine(folder, &server, 175);
     let said = run(&["set", machine.control().to_str().unwrap(), "--cache", "10G"]);
     let said = String::from_utf8_lossy(&said.stdout);
-    assert!(said.contains("are granted so far: the rest is on its way"), "{said}");
-    let begun = Instant::now();
+    let is_told =
+        ["10G, all granted", "are granted so far: the rest is on its way"].iter().any(|text| said.contains(text));
+    assert!(is_told, "{said}");
     machine.run_until("all is granted", |machine| machine.status().cache.granted_bytes == 10 << 30);
-    println!("it took {:?}", begun.elapsed());
     assert_eq!((machine.counter("disconnections"), pool(&machine).state.as_str()), (0, "connected"));
     machine.run_until_hits(100);
     machine.finish();
