@@ -8,6 +8,7 @@
 //! Owned by the control threads of devices, which may wait for the manager; the I/O thread never does. See
 //! `docs/decisions/0030-kept-connections.md`.
 
+use crate::file_systems::is_of_this_host;
 use crate::service::connect;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
@@ -155,7 +156,8 @@ impl DescriptorStore {
     /// # Errors
     /// If the manager has no room or does not receive the message, or this process has no room for a copy.
     pub fn put(&self, fd: BorrowedFd<'_>, kind: Kind) -> io::Result<u32> {
-        // Before the lock, which all devices share: whoever answers for the file may not.
+        // The manager asks about what it keeps, and must not hang for a front end. Before the lock, which all devices share: whoever
+        // answers for this file may not.
         let is_of_this_host = is_of_this_host(rustix::fs::fstatfs(fd)?.f_type);
         let mut inner = self.inner();
         let place = match inner.place(fd)? {
@@ -294,23 +296,6 @@ impl Inner {
         });
         failed.map_or(Ok(place), Err)
     }
-}
-
-/// Returns whether this is a kind of file system for which nobody but the kernel of this host answers. The manager asks about
-/// the descriptors that it keeps, and must not hang for a front end that passed another one: a file of FUSE or of a network, or
-/// of a file system that lies over one of these.
-fn is_of_this_host(kind: rustix::fs::FsWord) -> bool {
-    const TMPFS: u32 = 0x0102_1994;
-    const HUGETLBFS: u32 = 0x9584_58f6;
-    const ANONYMOUS: u32 = 0x0904_1934;
-    const SOCKET: u32 = 0x534f_434b;
-    const EXT4: u32 = 0xef53;
-    const XFS: u32 = 0x5846_5342;
-    const BTRFS: u32 = 0x9123_683e;
-    const F2FS: u32 = 0xf2f5_2010;
-    // The kernel's numbers have 32 bits, whatever the width of the word.
-    let is_it = |known: &u32| i128::from(kind) & 0xffff_ffff == i128::from(*known);
-    [TMPFS, HUGETLBFS, ANONYMOUS, SOCKET, EXT4, XFS, BTRFS, F2FS].iter().any(is_it)
 }
 
 /// Compares the open file descriptions of two descriptors. The order is the kernel's, and stays while both are open.
@@ -462,17 +447,6 @@ mod tests {
         store.release(numbers[2]);
         assert!(received().is_some_and(|text| text.contains("FDNAME=remoca-2")));
         std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn memory_sockets_and_files_of_this_host_are_kept_and_nothing_for_which_somebody_else_answers() {
-        let kind = |fd: BorrowedFd<'_>| rustix::fs::fstatfs(fd).unwrap().f_type;
-        let memory = rustix::fs::memfd_create("memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-        let (socket, _other) = UnixStream::pair().unwrap();
-        assert!([memory.as_fd(), event.as_fd(), socket.as_fd()].into_iter().all(|fd| is_of_this_host(kind(fd))));
-        // FUSE, NFS, overlayfs, which may lie over either, and one that nobody knows.
-        assert!(![0x6573_5546, 0x6969, 0x794c_7630, 0x1234_5678].into_iter().any(is_of_this_host));
     }
 
     #[test]

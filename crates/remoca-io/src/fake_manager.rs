@@ -112,6 +112,15 @@ impl FakeManager {
         assert_eq!(rustix::io::read(&handled, &mut [0]).unwrap(), 0);
     }
 
+    /// Handles no message until what this returns is dropped.
+    ///
+    /// # Panics
+    /// If its thread has panicked.
+    pub fn hang(&self) -> impl Sized + '_ {
+        self.settle();
+        self.kept.lock().unwrap()
+    }
+
     /// Closes everything that it keeps, as for a unit that is stopped.
     pub fn forget(&self) {
         self.settle();

@@ -10,6 +10,7 @@ pub mod control;
 pub mod descriptor_store;
 #[cfg(any(test, feature = "testing"))]
 pub mod fake_manager;
+pub mod file_systems;
 pub mod handover;
 pub mod key;
 pub mod lock;

@@ -18,7 +18,7 @@ pub const VERSION: u32 = 3;
 pub const HEADER_BYTES: usize = 5;
 const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Maximum length of the name of a VM or a disk.
-const NAME_BYTES_MAX: usize = 256;
+pub(crate) const NAME_BYTES_MAX: usize = 256;
 /// Maximum number of bytes of the index in one frame.
 pub const PIECE_BYTES: usize = 1 << 20;
 

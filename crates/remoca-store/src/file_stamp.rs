@@ -1,6 +1,7 @@
 //! An image's identity and the time of its last change, as the system reports them.
 
 use super::ImageStamp;
+use remoca_io::file_systems;
 use rustix::fs::FileType;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fmt;
@@ -9,14 +10,11 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-/// Magic numbers of file systems that only this host uses, and that set the change time of a file at every write by
-/// this host's clock.
-const LOCAL: [u32; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 const DEVICE: u64 = 2;
 
 /// Returns whether the file system is ext4, XFS, Btrfs or F2FS.
 pub(super) fn is_local(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| LOCAL.iter().any(|magic| i128::from(fs.f_type) == i128::from(*magic)))
+    rustix::fs::fstatfs(file).is_ok_and(|fs| file_systems::is_local(fs.f_type))
 }
 
 /// Returns the stamp of the image as it is now, or `None` if the system does not provide it. May block for as long as

@@ -210,6 +210,7 @@ impl Snapshot {
 mod tests {
     use super::*;
     use crate::testing::{full_status, snapshot};
+    use remoca_protocol::control::Reply;
 
     fn answer(socket: &str, status: Result<Status, Silence>) -> Answer {
         Answer { socket: socket.into(), status, curve: None }
@@ -252,6 +253,18 @@ mod tests {
         // Those of two users.
         assert_eq!(names(&["/a/web001.ctl", "/b/web001.ctl"]), ["web001 (/a/web001.ctl)", "web001 (/b/web001.ctl)"]);
         assert_eq!(names(&["/a/odd.ctl", "/b/odder.ctl"]), ["web001 (/a/odd.ctl)", "web001 (/b/odder.ctl)"]);
+    }
+
+    #[test]
+    fn a_name_that_no_vm_has_is_not_believed() {
+        let parsed = |length| {
+            let status = Status { name: "n".repeat(length), ..full_status(1, 10) };
+            let line = Reply::Status(Box::new(status)).line().expect("a status is a line");
+            Reply::parse(&line).map_err(|error| error.to_string())
+        };
+        assert!(parsed(256).is_ok());
+        let error = parsed(70_000).expect_err("no name is that long");
+        assert_eq!(error, "it says a name of 70000 bytes, which no VM has: names are used in file names");
     }
 
     #[test]

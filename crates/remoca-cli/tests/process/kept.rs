@@ -12,7 +12,7 @@ use remoca_io::lock::{lock, retry_while_in_use};
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -168,6 +168,20 @@ fn killed_at_every_step_of_a_message() {
         assert_eq!((machine.deaths, machine.reconnects), (1, reconnects), "{place}: {}", machine.program.log());
         go_on(machine);
     }
+}
+
+/// It waits for that, to connect again. The service manager has a copy of its connection.
+#[test]
+fn a_hypervisor_that_is_refused_is_hung_up_though_the_manager_hangs() {
+    let (_server, manager, mut machine) = machine(Setup::default());
+    wait_until_kept(&machine);
+    let hangs = manager.hang();
+    let (no_memory, _other) = UnixStream::pair().unwrap();
+    assert!(machine.disks[0].guest.share_file(&no_memory, 4096).is_err());
+    wait_until("it is hung up", || !machine.disks[0].guest.is_connected());
+    drop(hangs);
+    machine.come_back();
+    go_on(machine);
 }
 
 /// Time that passes takes nothing from a hypervisor that is served, in this process or in the next one.

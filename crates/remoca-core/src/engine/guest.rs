@@ -180,13 +180,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !self.pools.is_enabled() || !self.disks.is_sound(disk, range) {
             return;
         }
-        let covered = range.covered_blocks();
-        let is_one = covered.end.saturating_sub(covered.start) == 1;
         // A read of parts of blocks never hits.
-        let by_read = self.admit.admission() == Admission::Reads && covered == range.touched_blocks();
+        let is_whole = range.covered_blocks() == range.touched_blocks();
+        let by_read = is_whole && self.admit.admission() == Admission::Reads;
         // One place for all blocks of a read: it hits only if all are cached.
         let mut place = None;
-        for bno in covered {
+        for bno in range.covered_blocks() {
             let Some((offset, page)) = page_of(range, bno, data) else { return };
             let block = BlockId { disk, bno: BlockNumber(bno) };
             let content = self.prints.page(page);
@@ -203,7 +202,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 self.admit_swapped_in(id, content, offset);
             } else if by_read && content != self.prints.zero() {
                 let place = *place.get_or_insert_with(|| self.admit.place_of_read());
-                self.admit_read(id, content, offset, place, is_one);
+                self.admit_read(id, content, offset, place, block_count(range) == 1);
             } else if self.classes_seen() > 1 && self.index.cached(content).is_some() {
                 // Its eviction will probably not be seen, so the page stays as the newest.
                 self.index.offer(content, Place::Tail, Tiers::default());

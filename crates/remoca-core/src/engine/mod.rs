@@ -378,8 +378,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Returns the layout to move to if a cache of `cache` pages, in all tiers, or a guest of `guest_memory` pages needs a larger
-    /// index. Returns `None` if the index is large enough, or as large as can be. The number of slots for a larger cache is rounded up to a
-    /// power of two, so that moves are rare.
+    /// index. Returns `None` if the index is large enough, or as large as can be. The number of slots for a larger cache is
+    /// rounded up to a power of two, so that moves are rare.
     pub fn needs_layout(&self, cache: PageCount, guest_memory: PageCount) -> Option<Layout> {
         let now = self.index.layout();
         let resident = now.resident_limit().0;

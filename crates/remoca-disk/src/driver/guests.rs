@@ -209,7 +209,8 @@ impl Guests {
         Some(guest(frontend) != before)
     }
 
-    /// Notes which disks have lost their guest. An NBD client is gone when its last words are read, or when it does not take an answer.
+    /// Notes which disks have lost their guest. This is looked at once a turn: an NBD client may be found to be gone when its
+    /// last words are read, or when it does not take an answer.
     pub(super) fn note_departures(&mut self) {
         for disk in &mut self.disks {
             let is_there = disk.frontend.is_connected();

@@ -7,6 +7,7 @@ mod curve;
 mod secret;
 mod status;
 
+use crate::peer::NAME_BYTES_MAX;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -93,9 +94,6 @@ pub enum Command {
     /// Completes the trace that a client receives.
     TraceStop,
 }
-
-/// Maximum length of a VM's name, which is used in file names.
-const NAME_BYTES_MAX: usize = 255;
 
 /// Answer to a command.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! The engine's cache with its own insertion policy ([`remoca_core::engine::Policy`], decision 0037), over two tiers.
 //!
-//! As in the engine, a page that hit stays and is the next to be discarded, an evicted page that is still cached is a
-//! duplicate that need not travel, or rises to the local tier if it hit in the remote one, and what the policy passes over is not
-//! cached. A page that hit and is displaced from the local tier does not travel either. Where no evictions are seen, blocks are admitted as they are read: hits become the
-//! newest, and the blocks of all but one in 32 reads that miss enter as the next to be discarded; if they are several, only as
-//! long as there is room (decision 0015).
+//! As in the engine, a page that hit stays and is the next to be discarded; an evicted page that is still cached is a
+//! duplicate that need not travel, or rises to the local tier if it hit in the remote one; what the policy passes over is not
+//! cached; a page that hit and is displaced from the local tier does not travel. Where no evictions are seen, blocks are
+//! admitted as they are read (decision 0015): hits become the newest, and so do the blocks of one read in 32 of those that
+//! miss. The blocks of the others enter as the next to be discarded; if they are several, only as long as there is room.
 
 use super::ids::{Id, Key};
 use super::lists::Lists;
