@@ -192,12 +192,6 @@ impl Snapshot {
         self.vms.iter().filter_map(|vm| vm.status.as_ref())
     }
 
-    /// Returns the VM with this name.
-    #[must_use]
-    pub fn vm(&self, name: &str) -> Option<&Vm> {
-        self.vms.iter().find(|vm| vm.name == name)
-    }
-
     /// Returns the figures of all VMs that answer, together, or `None` without one.
     #[must_use]
     pub fn total(&self) -> Option<Figures> {

@@ -7,6 +7,7 @@ use rustix::process::{Resource, Rlimit};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -54,8 +55,17 @@ impl Watch {
         self.taker.next(answers, unix_s(), report)
     }
 
-    /// Takes snapshots until nobody listens to `publish` any longer.
-    pub async fn run(mut self, publish: watch::Sender<Option<Arc<Snapshot>>>) {
+    /// Takes snapshots on a thread of its own until nobody listens to `publish` any longer. On a thread that also shows them, many who
+    /// look would use up the time in which processes answer, and all of these would look silent.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub fn start(self, publish: watch::Sender<Option<Arc<Snapshot>>>) -> io::Result<JoinHandle<io::Result<()>>> {
+        let run = move || runtime().map(|runtime| runtime.block_on(self.run(publish)));
+        thread::Builder::new().name("snapshots".into()).spawn(run)
+    }
+
+    async fn run(mut self, publish: watch::Sender<Option<Arc<Snapshot>>>) {
         let mut ticks = tokio::time::interval(self.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !publish.is_closed() {

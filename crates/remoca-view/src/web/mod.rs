@@ -1,7 +1,7 @@
 //! `remoca web`: a page and metrics, on loopback or a Unix socket. It only reads.
 //!
-//! Requests are answered from the newest snapshot, so they cause no work of VM processes. A connection has limits of size and time, and
-//! there are at most [`CONNECTIONS_MAX`]: one more ends the oldest, so slow clients hold up nobody.
+//! Requests are answered from the newest snapshot, so they cause no work of VM processes, nor of the thread that asks these. A connection
+//! has limits of size and time, and there are at most [`CONNECTIONS_MAX`]: one more ends the oldest, so slow clients hold up nobody.
 
 pub mod api;
 mod guard;
@@ -24,6 +24,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -94,9 +95,9 @@ async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
             Listener::Unix(..) => addresses.push(address.to_string()),
         }
     }
-    let (publish, snapshots) = watch::channel(None);
-    let watch = tokio::spawn(Watch::new(sockets, interval).with_host(host_socket).run(publish));
-    let site = Site::new(snapshots, Hosts::new(&ips, &hosts));
+    let (publish, mut snapshots) = watch::channel(None);
+    let watch = Watch::new(sockets, interval).with_host(host_socket).start(publish)?;
+    let site = Site::new(snapshots.clone(), Hosts::new(&ips, &hosts));
     let (router, connections) = (routes::router(&site), Arc::new(Connections::default()));
     let mut guards = Vec::new();
     for listener in listeners {
@@ -118,11 +119,17 @@ async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
         _ = ended.recv() => Ok(()),
         _ = interrupted.recv() => Ok(()),
         // Nobody should take what stands there for new.
-        failed = watch => Err(anyhow!("no more snapshots: {}", failed.err().map_or_else(String::new, |error| error.to_string()))),
+        _ = snapshots.wait_for(|_| false) => Err(why_ended(watch)),
     };
     // Sockets are removed.
     drop(guards);
     result
+}
+
+/// Returns why `watch`, which has no more snapshots, has ended.
+fn why_ended(watch: JoinHandle<io::Result<()>>) -> anyhow::Error {
+    let ended = watch.join().unwrap_or_else(|_| Err(io::Error::other("the thread that takes them panicked")));
+    anyhow!("no more snapshots: {}", ended.err().map_or_else(String::new, |error| error.to_string()))
 }
 
 async fn bind(address: &Address, group: Option<u32>) -> Result<Listener> {

@@ -42,7 +42,18 @@ struct Published {
     snapshot: Arc<Snapshot>,
     overview: OnceLock<Bytes>,
     whole: OnceLock<Bytes>,
+    statuses: OnceLock<Bytes>,
+    /// Everything about each VM, in the order of the snapshot.
+    details: Vec<OnceLock<Bytes>>,
     metrics: [OnceLock<Bytes>; 2],
+}
+
+impl Published {
+    fn of(snapshot: Arc<Snapshot>) -> Self {
+        let [overview, whole, statuses, one, other] = [const { OnceLock::new() }; 5];
+        let details = snapshot.vms.iter().map(|_| OnceLock::new()).collect();
+        Self { snapshot, overview, whole, statuses, details, metrics: [one, other] }
+    }
 }
 
 impl Site {
@@ -59,8 +70,7 @@ impl Site {
         let snapshot = snapshots.wait_for(Option::is_some).await.ok()?.clone()?;
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         if !newest.as_ref().is_some_and(|published| Arc::ptr_eq(&published.snapshot, &snapshot)) {
-            let [overview, whole, one, other] = [const { OnceLock::new() }; 4];
-            *newest = Some(Arc::new(Published { snapshot, overview, whole, metrics: [one, other] }));
+            *newest = Some(Arc::new(Published::of(snapshot)));
         }
         newest.clone()
     }
@@ -133,16 +143,18 @@ async fn whole(State(site): State<Arc<Site>>) -> Response {
 /// Answers with what `remoca status -o json` prints.
 async fn statuses(State(site): State<Arc<Site>>) -> Response {
     let Some(newest) = site.newest().await else { return not_ready() };
-    let all: Vec<_> = newest.snapshot.statuses().collect();
-    answer(StatusCode::OK, JSON, serde_json::to_vec(&all).unwrap_or_default())
+    let make = || serde_json::to_vec(&newest.snapshot.statuses().collect::<Vec<_>>()).unwrap_or_default().into();
+    answer(StatusCode::OK, JSON, newest.statuses.get_or_init(make).clone())
 }
 
 async fn vm(State(site): State<Arc<Site>>, Path(name): Path<String>) -> Response {
     let Some(newest) = site.newest().await else { return not_ready() };
-    match api::details(&newest.snapshot, &name) {
-        Some(json) => answer(StatusCode::OK, JSON, json),
-        None => answer(StatusCode::NOT_FOUND, TEXT, "there is no VM of that name\n"),
-    }
+    let mut all = newest.snapshot.vms.iter().zip(&newest.details);
+    let Some((vm, made)) = all.find(|(vm, _)| vm.name == name) else {
+        return answer(StatusCode::NOT_FOUND, TEXT, "there is no VM of that name\n");
+    };
+    let make = || api::details(&newest.snapshot, vm).into();
+    answer(StatusCode::OK, JSON, made.get_or_init(make).clone())
 }
 
 async fn show_metrics(State(site): State<Arc<Site>>, headers: HeaderMap) -> Response {
@@ -164,4 +176,51 @@ async fn nothing() -> Response {
         TEXT,
         "there is nothing here: see /, /metrics, /api/overview, /api/snapshot, /api/status, /api/vm/NAME\n",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::full_snapshot;
+    use crate::watch::runtime;
+    use axum::body::to_bytes;
+    use serde_json::Value;
+
+    /// Returns the answers with figures: all VMs in short, the snapshot, the statuses, one VM, and both forms of the metrics.
+    async fn answers(site: &Arc<Site>) -> Vec<Bytes> {
+        let site = || State(Arc::clone(site));
+        let open = HeaderMap::from_iter([(header::ACCEPT, HeaderValue::from_static("application/openmetrics-text"))]);
+        let mut bodies = Vec::new();
+        for answer in [
+            overview(site()).await,
+            whole(site()).await,
+            statuses(site()).await,
+            vm(site(), Path("web001".into())).await,
+            show_metrics(site(), HeaderMap::new()).await,
+            show_metrics(site(), open).await,
+        ] {
+            assert_eq!(answer.status(), StatusCode::OK);
+            bodies.push(to_bytes(answer.into_body(), usize::MAX).await.unwrap());
+        }
+        bodies
+    }
+
+    #[test]
+    fn each_answer_is_made_once_for_each_snapshot() {
+        let (publish, snapshots) = watch::channel(Some(Arc::new(full_snapshot(3))));
+        let site = Site::new(snapshots, Hosts::new(&[], &[]));
+        let read = || runtime().unwrap().block_on(answers(&site));
+        let (first, again) = (read(), read());
+        for (first, again) in first.iter().zip(&again) {
+            assert!(std::ptr::eq(first.as_ptr(), again.as_ptr()), "made twice: {first:?}");
+        }
+        let [whole, statuses, vm] = [1, 2, 3].map(|at| serde_json::from_slice::<Value>(&first[at]).unwrap());
+        let of_whole: Vec<&Value> = whole["vms"].as_array().unwrap().iter().map(|vm| &vm["status"]).collect();
+        assert_eq!(statuses.as_array().unwrap().iter().collect::<Vec<_>>(), of_whole);
+        assert_eq!(vm["vm"], whole["vms"][1]);
+        publish.send_replace(Some(Arc::new(Snapshot { snapshot: 3, ..full_snapshot(2) })));
+        for (old, new) in first.iter().zip(read()) {
+            assert_ne!(*old, new, "that of the snapshot before");
+        }
+    }
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
+mod apart;
 mod browser;
 mod division;
 mod end;

@@ -23,6 +23,16 @@ pub struct Site {
 impl Site {
     /// Starts a page of `count` VMs.
     pub fn start(count: u32) -> Self {
+        Self::start_with(count, || {}, || {})
+    }
+
+    /// Starts a page of `count` VMs. The thread that asks them calls `before_asking` for each snapshot, and the one that answers requests
+    /// calls `before_answering` once.
+    pub fn start_with(
+        count: u32,
+        before_asking: impl Fn() + Send + 'static,
+        before_answering: impl FnOnce() + Send + 'static,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let fleet = Fleet::start(folder.path(), count);
         let sockets = fleet.sockets.clone();
@@ -32,11 +42,18 @@ impl Site {
             is_open: false,
             group: None,
             interval: Duration::from_secs(1),
-            sockets: Box::new(move || sockets.clone()),
+            sockets: Box::new(move || {
+                before_asking();
+                sockets.clone()
+            }),
             host_socket: Some(folder.path().join("remoca-host.socket")),
         };
         let (ready, is_ready) = channel();
-        std::thread::spawn(move || web::run(options, |addresses| ready.send(addresses[0].clone()).unwrap()));
+        let say = move |addresses: &[String]| {
+            before_answering();
+            ready.send(addresses[0].clone()).unwrap();
+        };
+        std::thread::spawn(move || web::run(options, say));
         let address = is_ready.recv_timeout(PATIENCE).unwrap();
         let address = address.trim_start_matches("http://").trim_end_matches('/').parse().unwrap();
         Self { fleet, address, folder }
