@@ -387,7 +387,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return None;
         }
         let slots = if cache <= now.slot_limit() { now.slot_limit().0 } else { cache.0.next_power_of_two() };
-        let layout = now.resized(PageCount(slots), PageCount(guest_memory.0.max(resident)));
+        let layout = self.index.layout_for(PageCount(slots), PageCount(guest_memory.0.max(resident)));
         (layout != now).then_some(layout)
     }
 
@@ -403,7 +403,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let roomy = PageCount(cache.0.saturating_add(cache.0 / 2).min(1 << 30).next_power_of_two());
             roomy.max(self.index.least_slots()).min(now.slot_limit())
         };
-        let layout = now.resized(slots, guest_memory);
+        let layout = self.index.layout_for(slots, guest_memory);
         (layout.words() < now.words() - now.words() / 8).then_some(layout)
     }
 

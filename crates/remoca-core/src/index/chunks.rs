@@ -49,6 +49,16 @@ impl Chunks {
         slot >> self.bits
     }
 
+    /// Returns the number of chunks that a pool of so many slots needs.
+    pub(super) fn needed(self, slots: u32) -> usize {
+        slots.div_ceil(self.slots()) as usize
+    }
+
+    /// Returns whether the chunks of another region have as many slots.
+    pub(super) fn are_like(self, other: Self) -> bool {
+        self.bits == other.bits
+    }
+
     /// Returns the first slot of a chunk.
     pub(super) fn first(self, chunk: u32) -> u32 {
         chunk << self.bits

@@ -4,7 +4,7 @@
 use super::layout::header;
 use super::log::Lost;
 use super::slots::Step;
-use super::{CacheIndex, LogEnd, Pool, SlotCounts, Words};
+use super::{CacheIndex, Layout, LogEnd, Pool, SlotCounts, Words};
 use crate::units::{DiskIndex, PageCount, PoolIndex, SlotIndex};
 use std::ops::Range;
 
@@ -71,11 +71,23 @@ impl<M: Words> CacheIndex<M> {
         self.layout.slots_with_chunks(self.slots.chunks_needed())
     }
 
-    /// Works towards the wanted capacity of a pool by processing at most `slots` slots. A shrink discards pages from the head
-    /// of the queue until the others fit. Pages beyond the wanted capacity move to free slots below it, each with one call
-    /// of `moves`.
+    /// Returns the layout of other sizes that this index can move to, if they are not less than [`Self::least_slots`]. Chunks are as
+    /// large as in a new index of that size if no pool has one, and otherwise as they are.
+    pub fn layout_for(&self, slots: PageCount, resident: PageCount) -> Layout {
+        if self.slots.have_chunks() {
+            self.layout.resized(slots, resident)
+        } else {
+            Layout::new(slots, resident, self.layout.disks())
+        }
+    }
+
+    /// Works towards the wanted capacity of a pool by processing at most `slots` slots, and the rest of a chunk that may be given back.
+    /// A shrink discards pages from the head of the queue until the others fit. Pages beyond the wanted capacity move to free slots
+    /// below it, each with one call of `moves`.
     pub fn resize(&mut self, pool: PoolIndex, slots: u32, mut moves: impl FnMut(Move)) {
-        for _ in 0..slots {
+        let mut left = slots;
+        while left > 0 {
+            let mut processed = 1;
             match self.slots.step(&mut self.words, pool) {
                 Step::Done => return,
                 Step::Taken => {}
@@ -83,7 +95,10 @@ impl<M: Words> CacheIndex<M> {
                 Step::CutOff(last) => {
                     self.lose(last);
                     self.slots.cut_off(&mut self.words, pool, last);
-                    self.follow_chunk(last);
+                }
+                Step::GiveBack { first, examined } => {
+                    self.follow_chunk(first);
+                    processed = examined;
                 }
                 Step::Add(slot) => {
                     self.lose(slot);
@@ -97,7 +112,6 @@ impl<M: Words> CacheIndex<M> {
                     let places = [from, to].map(|slot| self.slots.place(&self.words, slot));
                     self.log.note_move(&mut self.words, pool, to);
                     self.slots.end_move(&mut self.words, pool, from, to);
-                    self.follow_chunk(from);
                     self.follow_slot(from);
                     self.follow_slot(to);
                     if let [Some((_, from)), Some((_, to))] = places {
@@ -106,6 +120,7 @@ impl<M: Words> CacheIndex<M> {
                 }
             }
             self.follow_changes();
+            left = left.saturating_sub(processed);
         }
     }
 
@@ -149,7 +164,6 @@ impl<M: Words> CacheIndex<M> {
     /// Drops all pages of a pool. Its slots become usable again as [`Self::resize`] processes them.
     pub fn drop_slots_of(&mut self, number: PoolIndex) {
         self.slots.clear_pool(&mut self.words, number);
-        self.follow_all_chunks();
     }
 
     /// Returns the pool of a slot, and the number of the slot at its server. Returns `None` if no pool has the slot.

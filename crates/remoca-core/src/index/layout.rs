@@ -156,7 +156,7 @@ impl Layout {
     }
 
     /// Returns the layout of other sizes that an index of this layout can move to, if it has a chunk for each slot in use
-    /// ([`CacheIndex::least_slots`](super::CacheIndex::least_slots)): slots keep their numbers.
+    /// ([`CacheIndex::least_slots`](super::CacheIndex::least_slots)): slots keep their numbers and chunks.
     #[must_use]
     pub fn resized(&self, slots: PageCount, resident: PageCount) -> Self {
         Self::chunked(slots, resident, self.disks, self.chunk_bits)

@@ -191,9 +191,7 @@ impl<M: Words> CacheIndex<M> {
 
     /// Removes one pin from `slot`.
     pub fn unpin(&mut self, slot: SlotIndex) {
-        if self.slots.unpin(&mut self.words, slot.0) {
-            self.follow_all_chunks();
-        }
+        self.slots.unpin(&mut self.words, slot.0);
         self.follow_changes();
     }
 
@@ -223,7 +221,6 @@ impl<M: Words> CacheIndex<M> {
     /// them, and their blocks get nodes: those that the guest had not received again only as long as nodes are free.
     pub fn drop_all_slots(&mut self) {
         self.slots.clear(&mut self.words);
-        self.follow_all_chunks();
     }
 
     /// Drops all cached content and forgets all known blocks.

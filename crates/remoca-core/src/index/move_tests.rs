@@ -267,6 +267,7 @@ fn an_index_becomes_smaller_after_its_pools() {
     resize(&mut index, POOL, 10);
     assert!(index.is_settling(), "a page on the way keeps its chunk");
     index.unpin(pinned);
+    index.resize(POOL, u32::MAX, |_| {});
     assert!(!index.is_settling());
     // The chunks of the other pool come after those of the first one.
     assert_eq!(
@@ -397,6 +398,86 @@ fn a_chunk_that_is_given_back_during_a_move_belongs_to_nobody_after_it() {
     index.resize(POOL, u32::MAX, |_| {});
     assert!(index.place_of(slot).is_some(), "a page of it is on the way");
     index.unpin(slot);
+    index.resize(POOL, u32::MAX, |_| {});
     assert!(index.finish_move().is_some());
     assert_eq!((index.place_of(slot), index.pinned_slots()), (None, PageCount(0)));
+}
+
+/// Returns an index with this layout. A pool that is gone has left blocks in slots that no pool has.
+fn without_pools(layout: Layout) -> CacheIndex<Vec<u32>> {
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.begin_pool(POOL, Pool { server: 0, generation: 1 }, 0);
+    index.set_capacity(PageCount(8), |_| {});
+    for number in 20..28 {
+        index.learn(block(number.into()), content(number));
+        assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    }
+    index.drop_slots_of(POOL);
+    index.drop_pool(POOL);
+    index.resize(POOL, u32::MAX, |_| {});
+    assert_eq!((index.free_pool(), index.slots.known()), (Some(POOL), 8));
+    index
+}
+
+/// An index that began without a cache has small chunks. Whenever its process is killed, the successor has one of the regions.
+#[test]
+fn chunks_fit_the_new_region_if_no_pool_has_one() {
+    let [small, large] = [0, 1 << 14].map(|slots| Layout::new(PageCount(slots), PageCount(64), 2));
+    assert_eq!([small, large].map(|layout| layout.chunk_bits()), [2, 4]);
+    for (from, to) in [(small, large), (large, small)] {
+        let mut index = without_pools(from);
+        assert_eq!(index.layout_for(to.slot_limit(), to.resident_limit()), to);
+        index.begin_move(CacheIndex::new(vec![0; to.words()], to, 7, ZERO));
+        // A server grants slots in the meantime.
+        index.begin_pool(POOL, Pool { server: 1, generation: 1 }, 0);
+        let slots = to.table_slots() - 1;
+        index.aim(POOL, PageCount(slots));
+        let mut numbers = 30_u32..;
+        while !index.move_entries(from.entry_limit().0 / 7) {
+            index.resize(POOL, u32::MAX, |_| {});
+            assert_eq!((index.capacity(POOL), index.is_settling()), (PageCount(0), false), "the chunks are to come");
+            let number = numbers.next().unwrap();
+            index.learn(block(number.into()), content(number));
+            index.check_target();
+            let successor = super::resume_tests::resume(index.words().clone());
+            assert_eq!((successor.layout(), successor.known_blocks()), (from, index.known_blocks()));
+        }
+        let known = index.known_blocks();
+        assert!(index.finish_move().is_some());
+        assert_eq!((index.layout(), index.known_blocks(), index.free_chunks()), (to, known, to.chunks() as usize));
+        index.resize(POOL, u32::MAX, |_| {});
+        assert_eq!((index.capacity(POOL), index.is_settling()), (PageCount(slots), false));
+        for number in 20..28 {
+            assert_eq!(index.known(block(number.into())), Some(content(number)));
+            assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+        }
+        let (larger, pages) = ((PageCount(1 << 20), PageCount(64)), index.pages().collect::<Vec<_>>());
+        let kept = index.layout().resized(larger.0, larger.1);
+        assert_eq!(index.layout_for(larger.0, larger.1), kept, "slots in use keep their chunks");
+        for closes in [false, true] {
+            if closes {
+                index.close();
+            }
+            index = super::resume_tests::resume(index.words().clone());
+            assert_eq!((index.capacity(POOL), index.free_chunks()), (PageCount(slots), 0));
+            assert_eq!((index.was_closed(), index.pages().collect::<Vec<_>>()), (closes, pages.clone()));
+        }
+    }
+}
+
+/// A page of a pool that is gone is still on its way: its slot must not become another one at the server.
+#[test]
+fn a_chunk_that_waits_for_a_page_keeps_its_size() {
+    let mut index = without_pools(Layout::new(PageCount(8), PageCount(64), 2));
+    index.begin_pool(POOL, Pool { server: 1, generation: 1 }, 0);
+    index.set_capacity(PageCount(8), |_| {});
+    assert!(matches!(index.offer(content(20), Place::Tail, PoolSet::ALL), Offer::Admitted(slot) if index.pin(slot)));
+    let slot = index.cached(content(20)).unwrap();
+    index.drop_pool(POOL);
+    index.resize(POOL, u32::MAX, |_| {});
+    let wanted = (PageCount(1 << 14), PageCount(64));
+    assert_eq!(index.layout_for(wanted.0, wanted.1), index.layout().resized(wanted.0, wanted.1));
+    index.unpin(slot);
+    index.resize(POOL, u32::MAX, |_| {});
+    assert_eq!(index.layout_for(wanted.0, wanted.1), Layout::new(wanted.0, wanted.1, 2));
 }

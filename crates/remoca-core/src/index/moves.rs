@@ -2,7 +2,7 @@
 //!
 //! Until the move ends, the old region is the index, and the new region follows its changes: entries below `moved` are in both,
 //! so changes to them are made in both. Slots keep their number, and nodes get another one. The new region may lack slots that no pool has; pools
-//! get none of these until the move ends. Links, flags and pins of a slot are copied
+//! get none of these until the move ends, and none at all if its chunks have another size. Links, flags and pins of a slot are copied
 //! with it, and again after each operation that has changed them ([`CacheIndex::follow_changes`]). So the work of the last piece
 //! does not depend on the size of the index. After a kill before the end the old region is intact, because a move only reads it,
 //! except that it drops a page for which the new region has no room.
@@ -20,11 +20,12 @@ impl<M: Words> CacheIndex<M> {
     /// does not have are forgotten, with the blocks that they know: no pool has them.
     ///
     /// # Panics
-    /// If the target has less than [`Self::least_slots`], or other disk numbers.
+    /// If the target has less than [`Self::least_slots`], or other disk numbers, or if its chunks have another size and a pool has one.
     pub fn begin_move(&mut self, mut target: Self) {
         assert_eq!(self.layout.disks(), target.layout.disks(), "an index moves with its disks");
         assert!(self.least_slots() <= target.layout.slot_limit(), "an index moves with all slots that pools have");
-        assert_eq!(self.layout.chunk_bits(), target.layout.chunk_bits(), "an index moves with its chunks");
+        let is_alike = self.layout.chunk_bits() == target.layout.chunk_bits();
+        assert!(is_alike || !self.slots.have_chunks(), "an index moves with its chunks");
         target.keep_to(self.rules);
         self.slots.begin_to_be_followed(&target.slots);
         self.target = Some(Box::new(Target { index: target, moved: 0 }));
@@ -174,13 +175,6 @@ impl<M: Words> CacheIndex<M> {
     pub(super) fn follow_chunk(&mut self, slot: u32) {
         if let Some(target) = &mut self.target {
             target.index.slots.follow_chunk(&mut target.index.words, slot, &self.slots, &self.words);
-        }
-    }
-
-    /// Makes the target follow a change of the pools that have chunks.
-    pub(super) fn follow_all_chunks(&mut self) {
-        if let Some(target) = &mut self.target {
-            target.index.slots.follow_chunks(&mut target.index.words, &self.slots, &self.words);
         }
     }
 

@@ -405,7 +405,36 @@ fn a_chunk_with_a_pinned_slot_is_not_given_to_another_pool() {
     size(&mut index, one, 0);
     assert_ne!(index.free_pool(), Some(one));
     index.unpin(slot);
+    assert!(index.is_pool_resizing(one));
+    index.resize(one, 1, |_| {});
     assert_eq!((index.free_pool(), index.place_of(slot)), (Some(one), None));
+    assert!(!index.is_pool_resizing(one));
+}
+
+/// A server returned without its pages, or had not received them, and grants as many slots as before.
+#[test]
+fn a_pool_that_lost_its_pages_fills_the_chunks_that_it_has() {
+    let mut world = World::new();
+    (1..9).for_each(|number| world.cycle(number, number, 1, 0));
+    let pool = PoolIndex(0);
+    let pinned = world.index.cached(content(2)).unwrap();
+    assert!(world.index.pin(pinned));
+    let (place, free) = (world.index.place_of(pinned), world.index.free_chunks());
+    world.index.drop_slots_of(pool);
+    assert_eq!((world.index.capacity(pool), world.index.queue(pool).count()), (PageCount(0), 0));
+    world.resize(pool, u32::MAX);
+    assert_eq!(world.index.pool_slot_counts(pool), SlotCounts { free: 9, used: 0, draining: 1 });
+    assert_eq!((world.index.place_of(pinned), world.index.free_chunks()), (place, free));
+    // It is lost again, and shall be smaller now.
+    world.cycle(20, 20, 1, 0);
+    world.index.drop_slots_of(pool);
+    world.index.aim(pool, PageCount(3));
+    world.resize(pool, u32::MAX);
+    world.check();
+    assert!(!world.index.is_settling());
+    assert_eq!(world.index.free_chunks(), free + 2, "of three chunks, one is needed");
+    world.index.unpin(pinned);
+    assert_eq!(world.index.pool_slot_counts(pool), SlotCounts { free: 3, used: 0, draining: 0 });
 }
 
 /// A slot that one pool gave back and another one got is still in the log of sends to the first.

@@ -404,6 +404,26 @@ fn a_larger_index_takes_everything_along() {
     assert_eq!(bench.engine.index().slot_counts(), SlotCounts { free: 19, used: 1, draining: 0 });
 }
 
+#[test]
+fn an_index_that_grows_before_it_has_a_pool_is_as_one_that_begins_so_large() {
+    let mut bench = Bench::new(EngineConfig { cache: PageCount(0), ..config() });
+    let of_size = |slots| layout(&EngineConfig { cache: PageCount(slots), ..config() });
+    let [small, large, larger] = [1 << 13, 1 << 14, 1 << 15].map(PageCount);
+    for slots in [small, large] {
+        let layout = bench.engine.needs_layout(slots, PageCount(64)).unwrap();
+        assert_eq!(layout, of_size(slots.0));
+        bench.engine.replace_index(layout, vec![0; layout.words()]);
+        assert_eq!(bench.engine.needs_layout(slots, PageCount(64)), None);
+    }
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
+    bench.connect(1, 8, 0);
+    bench.cache(3, 1);
+    let layout = bench.engine.needs_layout(larger, PageCount(64)).unwrap();
+    assert_eq!(layout, of_size(large.0).resized(larger, PageCount(64)), "the slots of the pool keep their chunks");
+    bench.engine.replace_index(layout, vec![0; layout.words()]);
+    assert!(bench.cached(3));
+}
+
 /// The size of the index follows those of the pools, and not their single steps.
 #[test]
 fn an_index_is_too_large_once_servers_have_answered() {

@@ -9,6 +9,8 @@
 //!    these slots until they are emptied, before they are added again.
 //! 3. Look-ups do not find lost pages (`sizing.rs`), which are released as the capacity falls. Until then, the capacity
 //!    in the header is the number of slots that keep their page, so that a successor does not find lost pages either.
+//! 4. Chunks beyond the capacity are given back from the last one on, up to one in which a slot is pinned. They wait for its last
+//!    pin. A pool that grows uses those that it still has.
 
 use super::{HIT, KNOWN, PAGE, PINS, Slots};
 use crate::index::layout::{NONE, Words, settle};
@@ -30,6 +32,9 @@ pub(in crate::index) enum Step {
     /// The caller must move the page of the last slot `from` to the slot `to`, which was taken for it, with
     /// [`Slots::end_move`].
     Move { from: u32, to: u32 },
+    /// The last chunk, which begins with the slot `first`, was given back, unless a slot in it is pinned. So many slots were
+    /// examined.
+    GiveBack { first: u32, examined: u32 },
 }
 
 impl Slots {
@@ -50,35 +55,31 @@ impl Slots {
         it.queue.clear(words);
         it.free.clear();
         (it.used, it.draining) = (0, 0);
-        self.give_back_chunks(words, pool);
+        it.may_give_back = true;
     }
 
-    /// Gives back the chunks of a pool beyond its capacity, from the last one on, up to one in which a slot is pinned. While a
-    /// request for a slot is outstanding, the pool must not get its number for another slot. Returns whether any was given
-    /// back.
-    pub(super) fn give_back_chunks<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> bool {
-        let mut gave_back = false;
-        while let it = self.pool(pool)
-            && let Some(chunk) = it.chunks.last().copied()
-            && u32::try_from(it.chunks.len() - 1).is_ok_and(|ordinal| self.chunks.first(ordinal) >= it.capacity)
-            && !self.is_chunk_pinned(words, chunk)
-        {
+    /// Returns whether the next step for a pool is to give back its last chunk: neither its present nor its wanted capacity needs
+    /// it, and no slot in it is known to be pinned.
+    fn gives_back(&self, pool: PoolIndex) -> bool {
+        let it = self.pool(pool);
+        it.may_give_back && it.chunks.len() > self.chunks.needed(it.capacity.max(it.sizing.wanted()))
+    }
+
+    /// Gives back the last chunk of a pool, unless a slot in it is pinned. While a request for a slot is outstanding, the pool must
+    /// not get its number for another slot.
+    fn give_back<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> Step {
+        let Some(chunk) = self.pool(pool).chunks.last().copied() else { return Step::Done };
+        let (first, slots) = (self.chunks.first(chunk), self.chunks.slots());
+        let examined = if self.are_pinned() { slots } else { 0 };
+        if (first..first + examined).any(|slot| self.high(words, slot) & PINS != 0) {
+            self.pool_mut(pool).may_give_back = false;
+        } else {
             self.pool_mut(pool).chunks.pop();
-            self.free_chunk(words, chunk);
-            gave_back = true;
+            settle();
+            self.chunks.take(words, chunk);
+            self.free_chunks.put(chunk);
         }
-        gave_back
-    }
-
-    fn is_chunk_pinned<M: Words>(&self, words: &M, chunk: u32) -> bool {
-        let first = self.chunks.first(chunk);
-        self.are_pinned() && (first..first + self.chunks.slots()).any(|slot| self.high(words, slot) & PINS != 0)
-    }
-
-    fn free_chunk<M: Words>(&mut self, words: &mut M, chunk: u32) {
-        settle();
-        self.chunks.take(words, chunk);
-        self.free_chunks.put(chunk);
+        Step::GiveBack { first, examined: examined.max(1) }
     }
 
     /// Sets the capacity of a pool that [`Self::step`] works towards, as far as there are chunks, also in a larger region later.
@@ -104,13 +105,13 @@ impl Slots {
     pub(in crate::index) fn is_resizing(&self, pool: PoolIndex) -> bool {
         let it = self.pool(pool);
         let wanted = it.sizing.wanted();
-        it.is_losing() || it.capacity > wanted || it.capacity < wanted && self.has_room(pool)
+        it.is_losing() || it.capacity > wanted || it.capacity < wanted && self.has_room(pool) || self.gives_back(pool)
     }
 
     /// Returns whether a pool is changing its capacity, or still has to give back chunks beyond it.
     pub(in crate::index) fn is_settling(&self, pool: PoolIndex) -> bool {
         let it = self.pool(pool);
-        self.is_resizing(pool) || it.chunks.len() > it.capacity.div_ceil(self.chunks.slots()) as usize
+        self.is_resizing(pool) || it.chunks.len() > self.chunks.needed(it.capacity)
     }
 
     /// Returns the number of chunks that no pool has.
@@ -133,7 +134,9 @@ impl Slots {
     pub(in crate::index) fn step<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> Step {
         let it = self.pool(pool);
         let wanted = it.sizing.wanted();
-        if it.is_losing() {
+        if self.gives_back(pool) {
+            self.give_back(words, pool)
+        } else if it.is_losing() {
             Step::CutOff(it.slot(self.chunks, it.capacity - 1))
         } else if it.capacity > wanted {
             self.shrink_some(words, pool)
@@ -220,10 +223,9 @@ impl Slots {
         self.validate(words, to, key, hit)
     }
 
-    /// Cuts off the last slot of a pool, which is free or draining. Its chunk is given back with the first slot in it,
-    /// unless a slot in it is pinned.
+    /// Cuts off the last slot of a pool, which is free or draining. After the first slot of its chunk, the chunk can be given back.
     pub(in crate::index) fn cut_off<M: Words>(&mut self, words: &mut M, pool: PoolIndex, last: u32) {
-        let is_free = self.high(words, last) == 0;
+        let (chunks, is_free) = (self.chunks, self.high(words, last) == 0);
         let (it, links) = self.pool_and_links(pool);
         if is_free {
             it.free.remove(links, words, last);
@@ -234,8 +236,8 @@ impl Slots {
         if !it.is_losing() {
             it.sizing.end_loss();
         }
-        if self.chunks.position(last) == 0 {
-            self.give_back_chunks(words, pool);
+        if chunks.position(last) == 0 {
+            it.may_give_back = true;
         }
     }
 

@@ -397,24 +397,22 @@ impl Slots {
         true
     }
 
-    /// Removes a pin from `slot`. A draining slot becomes free with its last pin. Returns whether chunks were given back, of which
-    /// this slot was the last pinned one.
-    pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) -> bool {
+    /// Removes a pin from `slot`. With its last pin, a draining slot becomes free, and one beyond the capacity no longer keeps its
+    /// chunk.
+    pub(in crate::index) fn unpin<M: Words>(&mut self, words: &mut M, slot: u32) {
         let high = self.high(words, slot);
         assert!(high & PINS != 0, "a slot is unpinned more often than pinned");
         self.set_high(words, slot, high - PIN);
         self.links.note(slot);
         self.pins -= 1;
-        let Some((pool, local)) = self.place(words, slot).filter(|_| high & PINS == PIN) else { return false };
+        let Some((pool, local)) = self.place(words, slot).filter(|_| high & PINS == PIN) else { return };
         let (it, links) = self.pool_and_links(pool);
         if local >= it.capacity {
-            return self.give_back_chunks(words, pool);
-        }
-        if high & PAGE == 0 {
+            it.may_give_back = true;
+        } else if high & PAGE == 0 {
             it.draining -= 1;
             it.free.add_first(links, words, slot);
         }
-        false
     }
 
     /// Returns the number of pinned slots. Examines every slot.

@@ -26,6 +26,8 @@ pub(super) struct PoolSlots {
     pub(super) sizing: Sizing,
     /// Its chunks, in the order of its own numbers of slots.
     pub(super) chunks: Vec<u32>,
+    /// Whether the last chunk can be given back when it is beyond the capacity: no slot in it was found pinned.
+    pub(super) may_give_back: bool,
     /// How much of the admissions it has to catch up with.
     pub(super) credit: i64,
 }
@@ -41,6 +43,7 @@ impl PoolSlots {
             draining: 0,
             sizing: Sizing::new(),
             chunks: Vec::new(),
+            may_give_back: false,
             credit: 0,
         }
     }

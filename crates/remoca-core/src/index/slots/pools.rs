@@ -40,6 +40,11 @@ impl Slots {
         self.pool(pool).capacity
     }
 
+    /// Returns whether any pool has slots, or chunks for some.
+    pub(in crate::index) fn have_chunks(&self) -> bool {
+        PoolIndex::all().any(|pool| self.has_chunks(pool))
+    }
+
     /// Returns whether a pool has slots, or chunks for some.
     pub(in crate::index) fn has_chunks(&self, pool: PoolIndex) -> bool {
         !self.pool(pool).chunks.is_empty()

@@ -183,10 +183,10 @@ impl Slots {
     // A move to another region, where each slot keeps its number.
 
     /// Starts to remember which slots [`Self::follow_marks`] must copy. Until the move ends, pools get only chunks that `target`
-    /// has.
+    /// has: none if those have another size.
     pub(in crate::index) fn begin_to_be_followed(&mut self, target: &Self) {
         self.links.begin_to_follow();
-        self.free_chunks.keep_below(target.chunks.count());
+        self.free_chunks.keep_below(if self.chunks.are_like(target.chunks) { target.chunks.count() } else { 0 });
     }
 
     /// Returns whether links or flags have changed that nobody has followed yet.
@@ -200,18 +200,12 @@ impl Slots {
         self.links.take_changed()
     }
 
-    /// Makes the chunk of a slot belong to the pool that has it in the region of `old`.
+    /// Makes the chunk of a slot belong to the pool that has it in the region of `old`. If chunks have another size there, no pool
+    /// has any.
     pub(in crate::index) fn follow_chunk<M: Words>(&self, words: &mut M, slot: u32, old: &Self, old_words: &M) {
-        if slot < self.limit() {
+        if slot < self.limit() && self.chunks.are_like(old.chunks) {
             self.chunks.copy(words, self.chunks.of(slot), old.chunks, old_words);
         }
-    }
-
-    /// Makes all chunks belong to the pools that have them in the region of `old`, and as many pages valid as there.
-    pub(in crate::index) fn follow_chunks<M: Words>(&self, words: &mut M, old: &Self, old_words: &M) {
-        let both = old.chunks.count().min(self.chunks.count());
-        (0..both).for_each(|chunk| self.chunks.copy(words, chunk, old.chunks, old_words));
-        Self::follow_capacities(words, old_words);
     }
 
     /// Makes as many pages of each pool valid as in the region of `old_words`.
@@ -261,8 +255,10 @@ impl Slots {
     /// Takes over what `old` keeps outside its region, after all its slots were [followed](Self::follow).
     pub(in crate::index) fn finish_from(&mut self, old: &mut Self) {
         self.pools = std::mem::take(&mut old.pools);
-        self.free_chunks = std::mem::replace(&mut old.free_chunks, FreeChunks::new(0..0));
-        self.free_chunks.fit_to(self.chunks.count());
+        if self.chunks.are_like(old.chunks) {
+            self.free_chunks = std::mem::replace(&mut old.free_chunks, FreeChunks::new(0..0));
+            self.free_chunks.fit_to(self.chunks.count());
+        }
         self.pins = old.pins;
     }
 }
