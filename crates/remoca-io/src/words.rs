@@ -3,9 +3,15 @@
 //! Each access of a large index is to another page of it, and the processor knows the places of few pages. So it is in huge pages where
 //! the system has them: nothing else depends on that.
 
+mod lent;
+
+pub use lent::LentWords;
+
 use crate::undumped;
+use lent::Loan;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::mm::{Advice, MapFlags, MlockFlags, ProtFlags, madvise, mlock_with, mmap, mmap_anonymous, munmap};
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -50,6 +56,8 @@ pub struct IndexMemory {
     start: NonNull<u32>,
     words: usize,
     outlives_process: bool,
+    /// The loan of the words, if they were lent and have not changed since.
+    loan: Cell<Option<Loan>>,
     /// Addresses of the mapping, which ends with them.
     _reserved: Reserved,
 }
@@ -122,7 +130,28 @@ impl IndexMemory {
             tracing::debug!("the index can be swapped out: {error}");
         }
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, words, outlives_process, _reserved: reserved })
+        Ok(Self { start, words, outlives_process, loan: Cell::new(None), _reserved: reserved })
+    }
+
+    /// Lends all words from number `first` on to another thread, which reads them as they are now. Nothing is copied unless they
+    /// change, or this memory ends, before it has read them.
+    ///
+    /// # Panics
+    /// If there are fewer words.
+    pub fn lend(&self, first: usize) -> LentWords {
+        self.end_loan();
+        // SAFETY: the loan ends before the words may change (`deref_mut`) and before they are unmapped (`drop`). No reference
+        // through which they could change exists now, for `self` is shared.
+        let (lent, loan) = unsafe { LentWords::new(NonNull::from(&self[first..])) };
+        self.loan.set(Some(loan));
+        lent
+    }
+
+    #[cold]
+    fn end_loan(&self) {
+        if let Some(loan) = self.loan.take() {
+            loan.end();
+        }
     }
 
     /// Returns whether the words remain available to a successor of the process.
@@ -159,9 +188,19 @@ impl Deref for IndexMemory {
 }
 
 impl DerefMut for IndexMemory {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u32] {
-        // SAFETY: as in `deref`, and `&mut self` makes the borrow the only one.
+        if self.loan.get_mut().is_some() {
+            self.end_loan();
+        }
+        // SAFETY: as in `deref`, and `&mut self` makes the borrow the only one: a loan has ended.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl Drop for IndexMemory {
+    fn drop(&mut self) {
+        self.end_loan();
     }
 }
 

@@ -115,6 +115,16 @@ pub fn frame(kind: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
+/// Returns the bytes of a frame with these words of an index.
+#[must_use]
+pub fn words(words: &[u32]) -> Vec<u8> {
+    let mut payload = vec![0_u8; words.len() * 4];
+    for (bytes, word) in payload.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    frame(kind::WORDS, &payload)
+}
+
 /// Returns the bytes of the frame for a message about the ownership of the disks.
 #[must_use]
 pub fn message(message: Message) -> Vec<u8> {
@@ -203,6 +213,7 @@ mod tests {
         let bytes = frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
         assert!(matches!(heard(&bytes), Ok(PeerFrame::Offer(got)) if *got == offer));
         assert!(matches!(heard(&frame(kind::WORDS, &[1, 2])), Ok(PeerFrame::Words(words)) if words == [1, 2]));
+        assert_eq!(words(&[0x0403_0201, 5]), frame(kind::WORDS, &[1, 2, 3, 4, 5, 0, 0, 0]));
         assert!(matches!(heard(&frame(kind::REFUSE, b"a\nb")), Ok(PeerFrame::Refused(text)) if text == "a b"));
     }
 

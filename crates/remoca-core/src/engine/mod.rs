@@ -303,13 +303,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.reopen();
     }
 
-    /// Returns a copy of the index's words for another process, closed unless [pages are owed](Self::is_owed_pages). This
-    /// engine goes on.
-    pub fn copy_closed(&mut self) -> Vec<u32> {
-        self.index.close();
-        let words = self.index.words().to_vec();
-        self.index.reopen();
-        words
+    /// Returns the first words of the index for another process, closed unless [pages are owed](Self::is_owed_pages). All words
+    /// after them are the same in a closed index. This engine goes on.
+    pub fn closed_head(&mut self) -> Vec<u32> {
+        self.index.closed_head()
     }
 
     /// Drops outstanding REQUESTs and closes the index for a successor, at the end of the process. No call may follow.

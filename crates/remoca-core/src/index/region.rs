@@ -91,6 +91,15 @@ impl<M: Words> CacheIndex<M> {
         settle();
     }
 
+    /// Returns the first words of the region as [`Self::close`] makes them, and leaves the index open. All words after them are
+    /// the same in both.
+    pub fn closed_head(&mut self) -> Vec<u32> {
+        self.close();
+        let head = self.words[..HEADER_WORDS].to_vec();
+        self.reopen();
+        head
+    }
+
     /// Returns the index that the previous process left in `words`. None of that process's requests may be outstanding.
     /// `zero` shows whether that process used the same key.
     ///

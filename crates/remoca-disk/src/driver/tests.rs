@@ -417,6 +417,24 @@ fn nothing_reads_a_clock_of_its_own() {
     }
 }
 
+/// The index is sent from where it is, and copied if it changes meanwhile. A turn without events changes nothing.
+#[test]
+fn a_turn_in_which_nothing_happens_leaves_a_lent_index_where_it_is() {
+    let mut driver = driver(8, &[Submitted::default(), Submitted::default()]);
+    let head = driver.vm.engine.closed_head();
+    let lent = driver.vm.engine.index().words().lend(head.len());
+    for _ in 0..3 {
+        driver.take_leftovers();
+        driver.run_timers();
+        driver.vm.end_turn();
+        driver.follow_migration();
+    }
+    let words = driver.vm.engine.index().words()[head.len()..].as_ptr();
+    assert_eq!(lent.take(1, <[u32]>::as_ptr), Some(words));
+    driver.vm.engine.set_failed_flush(DiskIndex(0), Some(5));
+    assert_ne!(lent.take(1, <[u32]>::as_ptr), Some(words.wrapping_add(1)), "it was copied");
+}
+
 /// While another process is concerned with the disks, nothing is asked of them, and the looks go on later.
 #[test]
 fn sizes_are_not_measured_while_the_disks_are_on_their_way() {

@@ -280,7 +280,8 @@ impl Vm {
     pub(super) fn change_engine(&mut self, mut engine: DiskEngine<IndexMemory>) {
         engine.count_on(self.engine.stats());
         self.size.forget();
-        self.engine = engine;
+        // A hand-over waits for this: unmapping a large index takes a while.
+        self.size.give_back(std::mem::replace(&mut self.engine, engine));
     }
 
     /// Sets the sizes of the cache's tiers in the engine.

@@ -6,7 +6,7 @@ use super::peer::{Line, Parcel};
 use super::{Heard, Incoming, Peer};
 use remoca_io::address::Endpoint;
 use remoca_io::wake::{Wake, WakeUp, raise};
-use remoca_protocol::peer::{self, PIECE_BYTES, kind};
+use remoca_protocol::peer::{self, PIECE_BYTES};
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TryRecvError, TrySendError};
 
@@ -48,15 +48,10 @@ impl FarEnd {
         loop {
             return match self.line.to_send.try_recv() {
                 Ok(Parcel::Bytes(bytes)) => Some(Wanted::Frames(bytes)),
-                Ok(Parcel::Words(words)) => Some(Wanted::Frames(
-                    words
-                        .chunks(PIECE_BYTES / 4)
-                        .flat_map(|piece| {
-                            let bytes: Vec<u8> = piece.iter().flat_map(|word| word.to_le_bytes()).collect();
-                            peer::frame(kind::WORDS, &bytes)
-                        })
-                        .collect(),
-                )),
+                Ok(Parcel::Words(words)) => {
+                    let frames = std::iter::from_fn(|| words.take(PIECE_BYTES / 4, peer::words));
+                    Some(Wanted::Frames(frames.flatten().collect()))
+                }
                 Ok(Parcel::Mark) => {
                     self.to_hear.push_back(Heard::Sent);
                     continue;

@@ -5,6 +5,7 @@ use remoca_core::migration::Message;
 use remoca_io::address::Endpoint;
 use remoca_io::secure::{Channel, Connector, SecureReader, SecureWriter};
 use remoca_io::wake::{Wake, raise};
+use remoca_io::words::LentWords;
 use remoca_protocol::control::Secret;
 use remoca_protocol::peer::{self, HEADER_BYTES, Offer, PIECE_BYTES, PeerFrame, StateHeader, kind};
 use rustix::net::sockopt::{self, Timeout};
@@ -28,7 +29,7 @@ const PARCELS_MAX: usize = 64;
 /// A unit of what is to be sent.
 pub(super) enum Parcel {
     Bytes(Vec<u8>),
-    Words(Arc<Vec<u32>>),
+    Words(LentWords),
     /// Asks for [`Heard::Sent`] when everything before it is sent.
     Mark,
     /// The last parcel. The peer may continue to send.
@@ -43,6 +44,8 @@ pub struct Peer {
     heard: Receiver<Heard>,
     /// Closed with the peer, which ends its threads.
     socket: Receiver<OwnedFd>,
+    /// Words of an index that are being sent, or were.
+    index: Option<LentWords>,
 }
 
 /// The other ends of a [`Peer`]'s channels. Their owner transports what the peer says.
@@ -60,7 +63,7 @@ impl Peer {
         let (tell, heard) = sync_channel(HEARD_MAX);
         let (keep, socket) = sync_channel(1);
         let line = Line { to_send, tell, keep, wake: Arc::clone(wake) };
-        (Self { parcels: Some(parcels), says_no_more: false, heard, socket }, line)
+        (Self { parcels: Some(parcels), says_no_more: false, heard, socket, index: None }, line)
     }
 
     /// Starts to connect to the process at `endpoint`, which has to prove that it has the key. [`Self::hear`] returns
@@ -122,10 +125,15 @@ impl Peer {
         self.queue(Parcel::Bytes(peer::message(message)));
     }
 
-    /// Sends the state of the disks: its header, and the words of the index. [`Heard::Sent`] follows when that is done.
-    pub fn send_state(&self, header: &StateHeader, words: Arc<Vec<u32>>) {
+    /// Sends the state of the disks: its header, and the words of the index, if it goes along: the first ones, then the rest.
+    /// [`Heard::Sent`] follows when that is done.
+    pub fn send_state(&mut self, header: &StateHeader, index: Option<(Vec<u32>, LentWords)>) {
         self.send_text(kind::STATE, serde_json::to_vec(header));
-        self.queue(Parcel::Words(words));
+        if let Some((head, rest)) = index {
+            self.queue(Parcel::Bytes(peer::words(&head)));
+            self.queue(Parcel::Words(rest.clone()));
+            self.index = Some(rest);
+        }
         self.queue(Parcel::Mark);
     }
 
@@ -170,6 +178,8 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.shut_down();
+        // The guest may continue here, and change the index: nothing is to be copied for a peer that is gone.
+        self.index.iter().for_each(LentWords::forget);
     }
 }
 
@@ -232,9 +242,8 @@ fn write_all(
             Err(RecvTimeoutError::Timeout) => writer.write_all(&peer::frame(kind::ALIVE, &[]))?,
             Ok(Parcel::Bytes(bytes)) => writer.write_all(&bytes)?,
             Ok(Parcel::Words(words)) => {
-                for piece in words.chunks(PIECE_BYTES / 4) {
-                    let bytes: Vec<u8> = piece.iter().flat_map(|word| word.to_le_bytes()).collect();
-                    writer.write_all(&peer::frame(kind::WORDS, &bytes))?;
+                while let Some(frame) = words.take(PIECE_BYTES / 4, peer::words) {
+                    writer.write_all(&frame)?;
                 }
             }
             Ok(Parcel::End) => {
@@ -255,6 +264,7 @@ mod tests {
     use remoca_io::key;
     use remoca_io::secure::Acceptor;
     use remoca_io::wake::WakeUp;
+    use remoca_io::words::IndexMemory;
     use std::os::unix::net::UnixStream;
 
     /// A peer, and the other end of its connection, at which nobody is yet.
@@ -281,6 +291,54 @@ mod tests {
             }
         }
         drop(theirs);
+    }
+
+    fn state(words: u64) -> StateHeader {
+        StateHeader {
+            key: [0; 16],
+            seed: 0,
+            words,
+            cache_pages: 0,
+            enabled: false,
+            servers: Vec::new(),
+            numbers: Vec::new(),
+            stamps: Vec::new(),
+            failed_flushes: Vec::new(),
+            write_caches: Vec::new(),
+        }
+    }
+
+    /// The connection holds less than this index, so a part of it is sent later, whoever is first.
+    #[test]
+    fn an_index_that_changes_while_it_is_sent_arrives_as_it_was() {
+        let (mut peer, theirs) = peer();
+        let mut memory = IndexMemory::new(3 * PIECE_BYTES / 4).unwrap();
+        memory.iter_mut().zip(0..).for_each(|(word, number)| *word = number);
+        let sent: Vec<u8> = memory.iter().flat_map(|word| word.to_le_bytes()).collect();
+        peer.send_state(&state(memory.len() as u64), Some((memory[..9].to_vec(), memory.lend(9))));
+        memory.fill(7);
+        drop(memory);
+        let (reader, _writer) = theirs.split().unwrap();
+        let mut source = BufReader::new(reader);
+        let mut arrived = Vec::new();
+        while arrived.len() < sent.len() {
+            match peer::read(&mut source).unwrap() {
+                PeerFrame::Words(bytes) => arrived.extend(bytes),
+                PeerFrame::State(_) | PeerFrame::Alive => {}
+                _ => panic!("nothing else is said"),
+            }
+        }
+        assert!(arrived == sent);
+    }
+
+    #[test]
+    fn no_index_is_copied_for_a_peer_that_is_gone() {
+        let (mut peer, _theirs) = peer();
+        let memory = IndexMemory::new(3 * PIECE_BYTES / 4).unwrap();
+        let lent = memory.lend(0);
+        peer.send_state(&state(memory.len() as u64), Some((Vec::new(), lent.clone())));
+        drop(peer);
+        assert_eq!(lent.take(1, <[u32]>::len), None, "the guest would wait for the copy");
     }
 
     #[test]

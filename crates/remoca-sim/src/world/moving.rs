@@ -235,7 +235,11 @@ impl World<'_> {
 
     fn do_move(&mut self, side: usize, action: Action) -> Outcome {
         let latency = self.random.between(1..=self.plan.scenario.network_ns * 4);
-        let state = (action == Action::SendState).then(|| self.vm.engine.copy_closed());
+        let state = (action == Action::SendState).then(|| {
+            let mut words = self.vm.engine.closed_head();
+            words.extend_from_slice(&self.vm.engine.index().words()[words.len()..]);
+            words
+        });
         let Some(moving) = &mut self.vm.moving else { return Ok(()) };
         let link = moving.link;
         let arrives = self.now.plus_ns(latency).max(moving.arrived_at);

@@ -8,9 +8,10 @@ use remoca_core::migration::Ownership;
 use remoca_io::address::Endpoint;
 use remoca_io::control::ControlRequest;
 use remoca_io::wake::WakeUp;
+use remoca_io::words::LentWords;
 use remoca_protocol::control::MigrationStatus;
 use remoca_protocol::control::Secret;
-use remoca_protocol::peer::Offer;
+use remoca_protocol::peer::{Offer, StateHeader};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,13 @@ impl Connection {
     /// Returns the peer, or `None` if there is no connection.
     pub(super) fn peer(&self) -> Option<&Peer> {
         self.peer.as_ref()
+    }
+
+    /// Sends the state of the disks to the peer, if there is one: its header, and the words of the index, if it goes along.
+    pub(super) fn send_state(&mut self, header: &StateHeader, index: Option<(Vec<u32>, LentWords)>) {
+        if let Some(peer) = &mut self.peer {
+            peer.send_state(header, index);
+        }
     }
 
     /// Returns the peer's name.

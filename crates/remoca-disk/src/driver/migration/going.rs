@@ -13,7 +13,6 @@ use remoca_protocol::control::Secret;
 use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_store::VacantStore;
 use std::io;
-use std::sync::Arc;
 
 impl Migration {
     /// Offers the disks to another process, at the operator's command. `client` is answered when that process has
@@ -165,8 +164,11 @@ impl Migration {
     /// Sends the state of the disks to the peer. Failed flushes are sent even if the index stays.
     pub(super) fn send_state(&mut self, vm: &mut Vm) {
         self.failed_flushes = failed_flushes(vm);
-        let words = self.ownership.gives_index().then(|| vm.engine.copy_closed());
-        let words = Arc::new(words.unwrap_or_default());
+        let index = self.ownership.gives_index().then(|| {
+            let head = vm.engine.closed_head();
+            let rest = vm.engine.index().words().lend(head.len());
+            (head, rest)
+        });
         let config = &self.config;
         let own = vm.guests.disks().iter().map(|disk| (disk.frontend.write_cache(), disk.frontend.attachment()));
         self.own_write_caches = own.collect();
@@ -175,7 +177,7 @@ impl Migration {
         let header = StateHeader {
             key: config.key,
             seed: config.seed,
-            words: words.len() as u64,
+            words: index.as_ref().map_or(0, |_| vm.engine.index().words().len() as u64),
             cache_pages: vm.size.tiers().cache.0,
             enabled: vm.engine.status().enabled,
             servers: vm.servers.link().map(ServerLink::roster).unwrap_or_default(),
@@ -184,9 +186,7 @@ impl Migration {
             failed_flushes: order.iter().map(|at| self.failed_flushes[*at]).collect(),
             write_caches: order.iter().map(|at| self.write_caches[*at]).collect(),
         };
-        if let Some(peer) = self.connection.peer() {
-            peer.send_state(&header, words);
-        }
+        self.connection.send_state(&header, index);
     }
 
     pub(super) fn release_disks(&mut self, vm: &mut Vm) {
