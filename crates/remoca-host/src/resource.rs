@@ -10,6 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Longest time of a read that is believed, in microseconds.
 const LATENCY_US_MAX: f64 = 1e9;
+/// Share of the reads that may miss where a curve ends before what a VM has: what is beyond is worth no more than that.
+const BEYOND_MAX: f64 = 0.01;
 
 /// Memory that is divided among VMs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,10 +91,12 @@ impl Resource {
         let has_local = self == Self::Local || cache.local_wanted_bytes > 0;
         let front = if self == Self::Cache { cache.local_granted_bytes } else { 0 };
         let (wanted, granted) = self.sizes(status);
-        if front.saturating_add(wanted.max(granted)) > CURVE_REACH_BYTES {
-            let reach = show_size(CURVE_REACH_BYTES);
+        let reach = curve.reach_bytes.unwrap_or(CURVE_REACH_BYTES);
+        let beyond = curve.points.last().map_or(1., |point| point.miss_ratio);
+        if front.saturating_add(wanted.max(granted)) > reach && beyond > BEYOND_MAX {
+            let reach = show_size(reach);
             return Err(format!(
-                "its curve ends at {reach}, and it has more: by that curve the rest would be worth nothing"
+                "its curve ends at {reach} so far, and it has more: by that curve the rest would be worth nothing"
             ));
         }
         match has_local && curve.learns_from == "reads" {
@@ -231,6 +235,13 @@ mod tests {
             remote.says_enough(&large, &curve).unwrap_err().contains("ends at 64G")
                 && local.says_enough(&large, &curve).is_ok()
         );
+        curve.reach_bytes = Some(CURVE_REACH_BYTES + 6 * MIB);
+        assert!(remote.says_enough(&large, &curve).is_ok());
+        curve.reach_bytes = Some(CURVE_REACH_BYTES + 5 * MIB);
+        assert!(remote.says_enough(&large, &curve).is_err());
+        // Whatever is beyond its end, little can be.
+        assert!(remote.says_enough(&large, &curve_status(|_| 0.01)).is_ok());
+        curve.reach_bytes = None;
         large.cache.local_granted_bytes = CURVE_REACH_BYTES + MIB;
         assert!(local.says_enough(&large, &curve).is_err());
         curve.learns_from = "reads".into();

@@ -24,6 +24,7 @@ pub fn curve_status(ratio: impl Fn(u32) -> f64) -> CurveStatus {
         cache_bytes: UNIT,
         blocks_read: 1e6,
         followed_share: 1.,
+        reach_bytes: None,
         points: (0..GRID.count).map(point).collect(),
         forecast: None,
         blocks_read_per_s: Some(1000.),

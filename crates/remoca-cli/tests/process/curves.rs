@@ -66,7 +66,7 @@ fn miss_ratio(curve: &CurveStatus, bytes: u64) -> f64 {
 /// Checks that of so many passes all but the first hit, from 4 MiB on.
 #[track_caller]
 fn expect_loop(curve: &CurveStatus, passes: f64) {
-    assert_eq!((curve.points.len(), curve.points[64].bytes), (65, 64 << 30));
+    assert_eq!((curve.points.len(), curve.points[64].bytes, curve.reach_bytes), (65, 64 << 30, Some(64 << 30)));
     for point in &curve.points {
         let expected = if point.bytes < 4 * MIB { 1.0 } else { 1.0 / passes };
         assert!((point.miss_ratio - expected).abs() < 1e-9 && point.standard_error == 0.0, "{point:?}");

@@ -6,11 +6,12 @@
 //! | number u32, weight f64 of each bucket that is not 0, in order
 //! ```
 //! All numbers are little-endian. Priorities mean something only under the key that made them, so a curve is read with the same key.
+//! The reach is the size up to which the curve says something, but at least 64 GiB: older programs forget what is deeper.
 
 use super::histogram::{Histogram, WIDTH_MAX};
 use super::priority::{self, Priorities};
 use super::queue::{Queue, SAMPLES_MAX};
-use super::{MissRatioCurve, ONE_OF_MAX, PageCount, Sample};
+use super::{MissRatioCurve, ONE_OF_MAX, PageCount, REACH_MIN, Sample};
 
 const MAGIC: [u8; 8] = *b"REMOCURV";
 const VERSION: u32 = 1;
@@ -41,7 +42,7 @@ impl MissRatioCurve {
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.priorities.key_check().to_le_bytes());
         bytes.extend(self.threshold.to_le_bytes());
-        bytes.extend(self.reach.0.to_le_bytes());
+        bytes.extend(self.kept_reach().0.to_le_bytes());
         bytes.extend(self.one_of.to_le_bytes());
         bytes.extend(self.histogram.width.to_le_bytes());
         bytes.extend(self.histogram.reads.to_le_bytes());
@@ -54,6 +55,12 @@ impl MissRatioCurve {
             bytes.extend(weight.to_le_bytes());
         }
         bytes
+    }
+
+    /// Returns the size up to which the curve says something once it was read.
+    fn kept_reach(&self) -> PageCount {
+        let least = self.reach.min(REACH_MIN);
+        if self.queue.older() > 0 { least } else { self.reach().max(least) }
     }
 
     /// Returns the curve that [`Self::to_bytes`] made under the same `key`.
@@ -89,7 +96,9 @@ impl MissRatioCurve {
         if !input.0.is_empty() {
             return Err(Unreadable::Damaged);
         }
-        Ok(Self { priorities, threshold, queue, histogram, reach, one_of, raised_from: None, older: Sample::ALL })
+        // Nobody knows whether deeper blocks were forgotten.
+        let (complete, raised_from, older) = (reach.0.into(), None, Sample::ALL);
+        Ok(Self { priorities, threshold, queue, histogram, reach, complete, one_of, raised_from, older })
     }
 }
 

@@ -13,6 +13,7 @@
 //! and the threshold falls when they become too many. One sampled block stands for 1 / rate blocks, at the rate of each event.
 //! 1. While at most [`SAMPLES_MAX`] blocks were in the queue at once, every block is sampled, and the curve is exact.
 //! 2. The curve never increases with the size.
+//! 3. What it says holds up to [`MissRatioCurve::reach`]: each block that is not in the queue is deeper. Beyond that it is flat.
 //!
 //! Evictions may be seen only in part: one of N at random. An evicted block that is seen then stands for N times as many, and so does a
 //! read that finds it ([`MissRatioCurve::see_one_of`]). Where it is always the same pages that are seen, those of one class of N, N times as many
@@ -42,6 +43,10 @@ pub use window::{Forecasts, Windows};
 /// Share of their weight that reads should keep from window to window ([`MissRatioCurve::age`]): close to the best forecasts, and still
 /// a curve where a window has few reads (decision 0038).
 pub const WINDOW_KEPT: f64 = 0.25;
+/// Reach of the curve of a VM whose cache is smaller: 64 GiB.
+pub const REACH_MIN: PageCount = PageCount(1 << 24);
+/// Size of the largest cache: 4 TiB.
+pub const REACH_MAX: PageCount = PageCount(1 << 30);
 /// Maximum number of evictions for each one that is seen.
 pub const ONE_OF_MAX: u32 = 1024;
 /// Number of blocks of a range from which on it is quicker to look at every sampled block.
@@ -55,7 +60,10 @@ pub struct MissRatioCurve {
     threshold: u64,
     queue: Queue,
     histogram: Histogram,
+    /// Blocks that are deeper are forgotten.
     reach: PageCount,
+    /// Size up to which no block is missing, whatever is in the queue; infinite while none was forgotten.
+    complete: f64,
     /// Number of evictions for each one that is seen, 1 to [`ONE_OF_MAX`].
     one_of: u32,
     /// Threshold to return to, while only one class of pages is seen.
@@ -93,7 +101,27 @@ impl MissRatioCurve {
         let (queue, histogram) = (Queue::new(), Histogram::new());
         let priorities = Priorities::new(key);
         let (threshold, one_of, raised_from, older) = (priority::ALL, 1, None, Sample::ALL);
-        Self { priorities, threshold, queue, histogram, reach, one_of, raised_from, older }
+        let complete = f64::INFINITY;
+        Self { priorities, threshold, queue, histogram, reach, complete, one_of, raised_from, older }
+    }
+
+    /// Notes that blocks may have been evicted before the curve begins.
+    pub fn begin_late(&mut self) {
+        self.complete = 0.;
+    }
+
+    /// Follows blocks down to `reach` from now on, if that is deeper than before. Blocks that were forgotten are not known to be in reach
+    /// until the queue is deep enough without them.
+    pub fn grow_reach(&mut self, reach: PageCount) {
+        self.reach = self.reach.max(reach);
+    }
+
+    /// Returns the size up to which the curve says something.
+    #[must_use]
+    pub fn reach(&self) -> PageCount {
+        let known = self.complete.max(self.depth()).min(self.reach.0.into());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to the reach")]
+        PageCount(known as u32)
     }
 
     /// Counts a read of `block` and takes it out of the queue.
@@ -201,6 +229,9 @@ impl MissRatioCurve {
         if self.raised_from.is_none() && self.one_of > 1 {
             self.see_one_of(1);
         }
+        if self.queue.older() > 0 {
+            self.note_lost();
+        }
         self.queue.begin_sample();
         self.older = self.sample();
         let base = self.raised_from.take().unwrap_or(self.threshold);
@@ -217,6 +248,7 @@ impl MissRatioCurve {
         if one_of == self.one_of {
             return;
         }
+        self.note_lost();
         self.queue.forget_older();
         let (was, now) = (u64::from(self.one_of), u64::from(one_of));
         // Drawn anew each time, whatever decides whether a block is sampled.
@@ -327,11 +359,21 @@ impl MissRatioCurve {
         if priority < self.threshold {
             self.queue.put(priority);
         }
-        let older = self.queue.older();
-        let blocks = (self.queue.len() - older) as f64 * self.sample().weight() + older as f64 * self.older.weight();
-        if blocks > f64::from(self.reach.0) {
+        if self.depth() > f64::from(self.reach.0) {
             self.queue.forget_oldest();
+            self.complete = self.reach.0.into();
         }
+    }
+
+    /// Notes that blocks leave the queue because what is seen changes. Up to 64 GiB the curve is believed as before.
+    fn note_lost(&mut self) {
+        self.complete = self.complete.min(REACH_MIN.0.into());
+    }
+
+    /// Returns the number of blocks that those in the queue stand for.
+    fn depth(&self) -> f64 {
+        let older = self.queue.older();
+        (self.queue.len() - older) as f64 * self.sample().weight() + older as f64 * self.older.weight()
     }
 }
 

@@ -223,6 +223,64 @@ fn a_shorter_reach_keeps_the_rate() {
 }
 
 #[test]
+fn a_reach_that_grows_is_known_as_far_as_the_queue_is_deep() {
+    let mut curve = MissRatioCurve::new(&KEY, PageCount(1000));
+    (0..1000).for_each(|number| curve.evicted(block(number)));
+    let mut early = curve.clone();
+    early.grow_reach(PageCount(3000));
+    assert_eq!(early.reach(), PageCount(3000), "nothing is missing");
+    // The oldest block is forgotten.
+    curve.evicted(block(1000));
+    curve.grow_reach(PageCount(3000));
+    assert_eq!(curve.reach(), PageCount(1000));
+    curve.read(block(0));
+    assert_eq!(curve.miss_ratio(PageCount(3000)), Some(1.));
+    curve.evicted(block(0));
+    assert_eq!(curve.reach(), PageCount(1001));
+    (1001..2500).for_each(|number| curve.evicted(block(number)));
+    assert_eq!(curve.reach(), PageCount(2500));
+    curve.grow_reach(PageCount(5));
+    (2500..3500).for_each(|number| curve.evicted(block(number)));
+    assert_eq!((curve.reach(), curve.followed()), (PageCount(3000), 3000));
+    curve.read(block(501));
+    assert_eq!(curve.miss_ratios([2999, 3000].map(PageCount)), Some(vec![1., 0.5]));
+}
+
+#[test]
+fn what_was_evicted_before_a_curve_is_unknown_after_a_restart_too() {
+    let mut curve = MissRatioCurve::new(&KEY, REACH_MAX);
+    let bytes = curve.to_bytes();
+    assert_eq!(MissRatioCurve::from_bytes(&KEY, &bytes).unwrap().reach(), REACH_MAX);
+    curve.begin_late();
+    assert_eq!(curve.reach(), PageCount(0));
+    (0..5).for_each(|number| curve.evicted(block(number)));
+    assert_eq!(curve.reach(), PageCount(5));
+    let bytes = curve.to_bytes();
+    assert_eq!(bytes[28..32], REACH_MIN.0.to_le_bytes(), "an older program forgets what is deeper");
+    let mut again = MissRatioCurve::from_bytes(&KEY, &bytes).unwrap();
+    again.grow_reach(REACH_MAX);
+    assert_eq!(again.reach(), REACH_MIN);
+}
+
+#[test]
+fn beyond_64_gib_a_curve_whose_queue_lost_blocks_says_nothing() {
+    let curve = || {
+        let mut curve = MissRatioCurve::new(&KEY, REACH_MAX);
+        (0..5).for_each(|number| curve.evicted(block(number)));
+        curve
+    };
+    let mut at_random = curve();
+    [8, 1].into_iter().for_each(|one_of| at_random.see_one_of(one_of));
+    assert_eq!((at_random.reach(), at_random.followed()), (REACH_MIN, 0));
+    let mut by_class = curve();
+    by_class.see_class_of(8);
+    assert_eq!(by_class.reach(), REACH_MAX, "the queue goes on");
+    assert_eq!(MissRatioCurve::from_bytes(&KEY, &by_class.to_bytes()).unwrap().reach(), REACH_MIN);
+    by_class.see_class_of(4);
+    assert_eq!(by_class.reach(), REACH_MIN, "a third sample");
+}
+
+#[test]
 fn memory_is_bounded() {
     let curve = after(200_000, 100_000);
     assert!(curve.bytes() <= 96 << 10, "{}", curve.bytes());
@@ -547,7 +605,7 @@ mod windows {
         assert_eq!(curve.reads(), 2000. * WINDOW_KEPT);
         assert_eq!(windows.forecasts(), Forecasts::default());
         assert_eq!(windows.reads_per_s(Nanos(6 + MINUTE), &curve), Some(2000. / 60.));
-        assert_eq!(windows.last().map(|ratios| ratios.to_vec()), Some(vec![0.5; 17]));
+        assert_eq!(windows.last().map(|ratios| ratios.to_vec()), Some(vec![0.5; 23]));
     }
 
     #[test]

@@ -5,15 +5,15 @@
 //! it stands the error of *"as before"*: the last window alone as the forecast. Decision 0038.
 
 use super::histogram::Totals;
-use super::{MissRatioCurve, PageCount, WINDOW_KEPT};
+use super::{MissRatioCurve, PageCount, REACH_MAX, REACH_MIN, WINDOW_KEPT};
 use crate::units::Nanos;
 
 /// Minimum length of a window.
 const WINDOW_MIN_NS: u64 = 60_000_000_000;
 /// Minimum number of sampled reads of a window: fewer say little about it.
 const SAMPLED_READS_MIN: f64 = 1024.;
-/// Number of sizes at which forecasts are compared: 1 MiB, 2 MiB ... 64 GiB.
-const SIZES: usize = 17;
+/// Maximum number of sizes at which forecasts are compared: 1 MiB, 2 MiB ... 4 TiB. Those beyond the reach of a curve are left out.
+const SIZES: usize = 23;
 /// Number of windows of which the errors are a mean; older ones fade out.
 const MEAN_OF: u32 = 8;
 
@@ -24,7 +24,7 @@ type Ratios = [f64; SIZES];
 pub struct Forecasts {
     /// Number of windows that were compared with their forecast.
     pub windows: u32,
-    /// Mean difference of the miss ratio at 17 sizes, by the curve.
+    /// Mean difference of the miss ratio at 17 sizes or more, by the curve.
     pub curve_error: f64,
     /// The same by the window before alone.
     pub as_before_error: f64,
@@ -112,7 +112,7 @@ impl Windows {
         self.reads_per_s.or_else(|| (elapsed_ns >= 1_000_000_000).then(so_far))
     }
 
-    /// Returns the miss ratio of the last window alone at the sizes 1 MiB, 2 MiB ... 64 GiB, or `None` if there was none.
+    /// Returns the miss ratio of the last window alone at the sizes 1 MiB, 2 MiB ... 4 TiB, or `None` if there was none.
     #[must_use]
     pub fn last(&self) -> Option<&[f64]> {
         self.last.as_ref().map(|ratios| &ratios[..])
@@ -127,10 +127,11 @@ impl Windows {
         let ratios = window.ratios();
         let forecasts = &mut self.forecasts;
         if let (Some(forecast), Some(last)) = (&self.forecast, &self.last) {
+            let sizes = sizes_within(curve.reach());
             forecasts.windows += 1;
             let share = 1. / f64::from(forecasts.windows.min(MEAN_OF));
-            forecasts.curve_error += (difference(forecast, &ratios) - forecasts.curve_error) * share;
-            forecasts.as_before_error += (difference(last, &ratios) - forecasts.as_before_error) * share;
+            forecasts.curve_error += (difference(&forecast[..sizes], &ratios) - forecasts.curve_error) * share;
+            forecasts.as_before_error += (difference(&last[..sizes], &ratios) - forecasts.as_before_error) * share;
         }
         self.reads_per_s = Some(window.totals.reads / (now.since_ns(began) as f64 / 1e9));
         (self.forecast, self.last) = (Some(end.ratios()), Some(ratios));
@@ -145,6 +146,12 @@ fn size(at: usize) -> PageCount {
     PageCount(256 << at)
 }
 
-fn difference(a: &Ratios, b: &Ratios) -> f64 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f64>() / SIZES as f64
+/// Returns the number of sizes up to `reach`, and up to 64 GiB at least.
+fn sizes_within(reach: PageCount) -> usize {
+    (reach.clamp(REACH_MIN, REACH_MAX).0 / size(0).0).ilog2() as usize + 1
+}
+
+/// Returns the mean difference of `a` from `b` at the sizes of `a`.
+fn difference(a: &[f64], b: &Ratios) -> f64 {
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).sum::<f64>() / a.len() as f64
 }

@@ -3,7 +3,7 @@
 //! The VM has a curve. As soon as a second disk is read, each disk has one of its own, up to [`DISK_CURVES_MAX`]. Decision 0038.
 
 use super::contents::Contents;
-use crate::curve::{Forecasts, MissRatioCurve, Windows};
+use crate::curve::{Forecasts, MissRatioCurve, REACH_MAX, REACH_MIN, Unreadable, Windows};
 use crate::fingerprint::Fingerprinter;
 use crate::units::{BlockId, DiskIndex, Nanos, PAGE_SIZE, PageCount};
 use std::collections::BTreeMap;
@@ -11,8 +11,6 @@ use std::ops::Range;
 
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
-/// Size of the largest cache that a curve is asked for: 64 GiB. Beyond it a curve is flat.
-pub const CURVE_REACH: PageCount = PageCount(1 << 24);
 
 /// A curve, and how good its forecasts were.
 #[derive(Clone)]
@@ -30,9 +28,11 @@ pub struct CurveReport {
     pub rate: f64,
     /// Number of evictions for each one that is seen.
     pub one_of: u32,
+    /// Size up to which the curve says something.
+    pub reach: PageCount,
     /// Miss ratio at each size, with its standard error by sampling.
     pub miss_ratios: Vec<(f64, f64)>,
-    /// Miss ratio of the last window alone at 1 MiB, 2 MiB ... 64 GiB; empty before its end.
+    /// Miss ratio of the last window alone at 1 MiB, 2 MiB ... 4 TiB; empty before its end.
     pub last_window: Vec<f64>,
     pub forecasts: Forecasts,
     /// Blocks read each second in the last window, or so far in the first one; `None` in its first second.
@@ -43,6 +43,8 @@ pub struct CurveReport {
 pub(super) struct Curves {
     pub(super) is_on: bool,
     pub(super) key: [u8; 16],
+    /// Reach of all curves: that of the largest cache that the VM had.
+    reach: PageCount,
     pub(super) vm: Watched,
     /// The one disk that was read so far; `None` if there was none or more than one.
     pub(super) only: Option<DiskIndex>,
@@ -54,10 +56,28 @@ pub(super) struct Curves {
 }
 
 impl Curves {
-    pub(super) fn new(prints: &Fingerprinter) -> Self {
-        let key = key_of(prints);
+    /// Returns curves without reads, for a cache of `cache` pages in all tiers.
+    pub(super) fn new(prints: &Fingerprinter, cache: PageCount) -> Self {
+        let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
-        Self { is_on: true, key, vm: Watched::new(&key), only, disks, contents, rate_max: 1. }
+        Self { is_on: true, key, reach, vm: Watched::new(&key, reach), only, disks, contents, rate_max: 1. }
+    }
+
+    /// Follows a change of the cache's size, in all tiers.
+    pub(super) fn resize(&mut self, cache: PageCount) {
+        let reach = self.reach.max(reach_for(cache));
+        self.reach = reach;
+        self.all().for_each(|watched| watched.curve.grow_reach(reach));
+    }
+
+    /// Returns the curve of a former process.
+    ///
+    /// # Errors
+    /// If the bytes are no curve of a process with the same key.
+    pub(super) fn read(&self, bytes: &[u8]) -> Result<MissRatioCurve, Unreadable> {
+        let mut curve = MissRatioCurve::from_bytes(&self.key, bytes)?;
+        curve.grow_reach(self.reach);
+        Ok(curve)
     }
 
     /// Counts reads of blocks that no cache answers.
@@ -120,7 +140,7 @@ impl Curves {
             self.disks.insert(first, self.vm.clone());
         }
         if self.disks.len() < DISK_CURVES_MAX {
-            let mut watched = Watched::new(&self.key);
+            let mut watched = Watched::new(&self.key, self.reach);
             watched.curve.limit_rate(self.rate_max);
             let vm = &self.vm.curve;
             watched.curve.see_class_of(vm.classes());
@@ -182,6 +202,7 @@ impl Curves {
             reads: curve.reads(),
             rate: curve.rate(),
             one_of: curve.one_of(),
+            reach: curve.reach(),
             miss_ratios: miss_ratios.into_iter().map(|ratio| (ratio, curve.standard_error(ratio))).collect(),
             last_window: windows.last().unwrap_or_default().to_vec(),
             forecasts: windows.forecasts(),
@@ -191,9 +212,14 @@ impl Curves {
 }
 
 impl Watched {
-    fn new(key: &[u8; 16]) -> Self {
-        Self { curve: MissRatioCurve::new(key, CURVE_REACH), windows: Windows::default() }
+    fn new(key: &[u8; 16], reach: PageCount) -> Self {
+        Self { curve: MissRatioCurve::new(key, reach), windows: Windows::default() }
     }
+}
+
+/// Returns how deep blocks are followed for a cache of `cache` pages: a large one can be seen to be worth twice its size.
+fn reach_for(cache: PageCount) -> PageCount {
+    if cache < REACH_MIN { REACH_MIN } else { PageCount(cache.0.saturating_mul(2)).min(REACH_MAX) }
 }
 
 /// Returns the key of the curves. It follows from the key of the fingerprints, and reveals nothing of it.

@@ -55,7 +55,7 @@ mod watch;
 
 pub use admit::Admission;
 pub use breaker::BreakerState;
-pub use curves::{CURVE_REACH, CurveReport, DISK_CURVES_MAX};
+pub use curves::{CurveReport, DISK_CURVES_MAX};
 pub use estimate::Latency;
 pub use evictions::{EVICTED_BATCH, EvictedContent};
 pub use policy::{CLASSES, Insertion, Policy, PolicyStatus};
@@ -115,6 +115,12 @@ pub struct EngineConfig {
     pub hedge: bool,
     /// Safety rules in force: all of them, except in a test build.
     pub rules: Rules,
+}
+
+impl EngineConfig {
+    fn all_tiers(&self) -> PageCount {
+        PageCount(self.cache.0.saturating_add(self.local.0))
+    }
 }
 
 /// Snapshot of an engine's sizes and states.
@@ -211,7 +217,7 @@ pub fn disk_numbers(disks: u16) -> u16 {
 /// Returns the index layout that an engine of this configuration needs.
 #[must_use]
 pub fn layout(config: &EngineConfig) -> Layout {
-    Layout::new(PageCount(config.cache.0.saturating_add(config.local.0)), config.guest_memory, config.disks)
+    Layout::new(config.all_tiers(), config.guest_memory, config.disks)
 }
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
@@ -250,6 +256,10 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             this.index.drop_everything();
             PoolIndex::all().for_each(|pool| this.index.aim(pool, PageCount(0)));
         }
+        if this.index.slot_counts().used > 0 {
+            // A curve of the former process may follow (`restore_curve`).
+            this.curves.vm.curve.begin_late();
+        }
         this.disks.restore(&this.index);
         this.policy.restore(this.index.is_bimodal());
         Ok(this)
@@ -267,7 +277,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         };
         Self {
             rules: config.rules,
-            curves: Curves::new(&prints),
+            curves: Curves::new(&prints, config.all_tiers()),
             last_evicted: None,
             agent_classes: 1,
             prints,

@@ -65,6 +65,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let limit = self.index.layout().slot_limit();
         self.pools.want(wanted.min(limit));
         self.pools.local.want(local.min(limit));
+        self.curves.resize(PageCount(wanted.0.saturating_add(local.0)));
         if local.0 == 0 {
             self.leave_local(now);
         }

@@ -18,7 +18,7 @@ use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
 use super::disks::page_of;
 use super::fetches::Source;
 use super::{Admission, DiskEngine};
-use crate::curve::{MissRatioCurve, Unreadable, Windows};
+use crate::curve::{Unreadable, Windows};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
 use std::ops::{DerefMut, Range};
@@ -62,13 +62,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
         let curves = &mut self.curves;
         let Some(disk) = disk else {
-            curves.vm.curve = MissRatioCurve::from_bytes(&curves.key, bytes)?;
+            curves.vm.curve = curves.read(bytes)?;
             return Ok(());
         };
         if bytes.is_empty() {
             curves.only = Some(disk);
         } else if curves.disks.len() < DISK_CURVES_MAX {
-            let curve = MissRatioCurve::from_bytes(&curves.key, bytes)?;
+            let curve = curves.read(bytes)?;
             curves.disks.insert(disk, Watched { curve, windows: Windows::default() });
         }
         Ok(())

@@ -2,7 +2,8 @@
 
 use super::disk::Disk;
 use super::vm::Vm;
-use remoca_core::engine::{Admission, CURVE_REACH, CurveReport};
+use remoca_core::curve::REACH_MIN;
+use remoca_core::engine::{Admission, CurveReport};
 use remoca_core::units::{DiskIndex, PAGE_SIZE_U64, PageCount};
 use remoca_protocol::control::{
     CURVE_POINTS_MAX, CURVE_REACH_BYTES, CurveGrid, CurvePoint, CurveStatus, ForecastStatus,
@@ -10,12 +11,12 @@ use remoca_protocol::control::{
 
 /// Sizes of a curve for each doubling, and number of doublings from 1 MiB on.
 const STEPS: u32 = 4;
-const DOUBLINGS: u32 = 16;
+const DOUBLINGS: u32 = 22;
 /// Size of the smallest cache on a curve.
 const LEAST: PageCount = PageCount(256);
-const _: () = assert!(CURVE_REACH_BYTES == CURVE_REACH.0 as u64 * PAGE_SIZE_U64);
+const _: () = assert!(CURVE_REACH_BYTES == REACH_MIN.0 as u64 * PAGE_SIZE_U64);
 
-/// Returns the curve of the disk `name`, or that of the VM, at the sizes of `grid` or at [`STEPS`] for each doubling.
+/// Returns the curve of the disk `name`, or that of the VM, at the sizes of `grid` or at [`STEPS`] for each doubling within its reach.
 ///
 /// # Errors
 /// If there is no such disk, it has no curve, nothing was read yet, or the grid is not valid.
@@ -47,6 +48,7 @@ pub(super) fn curve_status(vm: &Vm, name: Option<&str>, grid: Option<CurveGrid>)
         cache_bytes: (u64::from(status.granted.0) + u64::from(status.local_granted.0)) * PAGE_SIZE_U64,
         blocks_read: report.reads,
         followed_share: report.rate / f64::from(report.one_of),
+        reach_bytes: Some(u64::from(report.reach.0) * PAGE_SIZE_U64),
         points: points(&sizes, &report, grid.is_none()),
         forecast: (report.forecasts.windows > 0).then_some(ForecastStatus {
             windows: report.forecasts.windows,
@@ -88,7 +90,7 @@ fn sizes_of(grid: CurveGrid) -> Result<Vec<PageCount>, String> {
 /// Returns the size number `at` of a curve.
 fn size(at: u32) -> PageCount {
     let pages = f64::from(LEAST.0) * (f64::from(at) / f64::from(STEPS)).exp2();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 2^24 pages")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most 2^30 pages")]
     PageCount(pages.round() as u32)
 }
 
@@ -97,7 +99,8 @@ fn points(sizes: &[PageCount], report: &CurveReport, has_doublings: bool) -> Vec
         let is_doubling = has_doublings && at.is_multiple_of(STEPS as usize);
         is_doubling.then(|| report.last_window.get(at / STEPS as usize).copied()).flatten()
     };
-    let points = sizes.iter().zip(&report.miss_ratios).enumerate();
+    let most = if has_doublings { report.reach.max(REACH_MIN) } else { PageCount(u32::MAX) };
+    let points = sizes.iter().take_while(|size| **size <= most).zip(&report.miss_ratios).enumerate();
     points
         .map(|(at, (size, (miss_ratio, standard_error)))| CurvePoint {
             bytes: u64::from(size.0) * PAGE_SIZE_U64,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of sizes of a [`CurveGrid`].
 pub const CURVE_POINTS_MAX: u32 = 4096;
 
-/// Size from which on a curve is flat: blocks that were evicted longer ago are forgotten.
+/// Reach of a curve that does not say it: that of an older process.
 pub const CURVE_REACH_BYTES: u64 = 64 << 30;
 
 /// Evenly spaced sizes: the first one, a step more, two steps more and so on.
@@ -44,7 +44,11 @@ pub struct CurveStatus {
     pub blocks_read: f64,
     /// Share of the evictions that are followed.
     pub followed_share: f64,
-    /// From 1 MiB to 64 GiB, four sizes for each doubling; or the sizes that were asked for.
+    /// Size up to which the curve says something: deeper blocks are forgotten, or were evicted before it began. Beyond that it is flat. `None` in the
+    /// answer of an older process: then [`CURVE_REACH_BYTES`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reach_bytes: Option<u64>,
+    /// From 1 MiB to the reach, but at least to 64 GiB, four sizes for each doubling; or the sizes that were asked for.
     pub points: Vec<CurvePoint>,
     /// How well the past was foretold; `None` before there is anything to compare.
     pub forecast: Option<ForecastStatus>,

@@ -58,6 +58,7 @@ pub fn curve() -> CurveStatus {
         cache_bytes: 0,
         blocks_read: 12345.4,
         followed_share: 0.01,
+        reach_bytes: None,
         points: (0..=64).map(point).collect(),
         forecast: Some(ForecastStatus { windows: 5, curve_error: 0.02, as_before_error: 0.03 }),
         blocks_read_per_s: Some(100.0),

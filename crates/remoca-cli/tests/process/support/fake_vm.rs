@@ -114,6 +114,7 @@ impl Manner {
             cache_bytes: self.mib * MIB,
             blocks_read: 1e6,
             followed_share: 1.0,
+            reach_bytes: None,
             points: (0..grid.count).map(point).collect(),
             forecast: None,
             blocks_read_per_s: Some(1e5),

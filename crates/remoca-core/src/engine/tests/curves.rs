@@ -207,6 +207,29 @@ fn curves_outlive_their_process() {
 }
 
 #[test]
+fn curves_reach_as_far_as_twice_the_largest_cache() {
+    let prints = Fingerprinter::new(&config().key);
+    let new = |cache| Curves::new(&prints, PageCount(cache));
+    let large = 1 << 24;
+    let reaches = [(large - 1, large), (large, 2 * large), (3 * large, 6 * large), (64 * large, 64 * large)];
+    for (cache, reach) in reaches {
+        assert_eq!(new(cache).vm.curve.reach(), PageCount(reach), "{cache}");
+    }
+    let (mut curves, former) = (new(8), new(8).vm.curve.to_bytes());
+    [4 * large, 8].into_iter().for_each(|cache| curves.resize(PageCount(cache)));
+    [DISK, OTHER_DISK].into_iter().for_each(|disk| curves.begin_disk(disk));
+    let mut all = std::iter::once(&curves.vm).chain(curves.disks.values());
+    assert!(curves.disks.len() == 2 && all.all(|watched| watched.curve.reach() == PageCount(8 * large)));
+    let former = curves.read(&former).unwrap();
+    assert_eq!(former.reach(), PageCount(large), "it may have forgotten what is deeper");
+
+    let mut bench = Bench::connected();
+    read(&mut bench, DISK, 1, 1);
+    bench.engine.resize(bench.now, PageCount(large), PageCount(0));
+    assert_eq!(bench.engine.curve(bench.now, None, &[]).unwrap().reach, PageCount(2 * large));
+}
+
+#[test]
 fn curves_can_be_turned_off() {
     let mut bench = Bench::connected();
     bench.engine.keep_curves(false);
