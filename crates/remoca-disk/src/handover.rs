@@ -2,6 +2,7 @@
 //! decides when (`driver/upgrade.rs`); how it takes over is in [`remoca_io::handover`]. See
 //! `docs/decisions/0021-upgrade.md`.
 
+use remoca_frontend::vhost::MappedMemory;
 use remoca_io::handover::VARIABLE;
 use remoca_io::wake;
 use remoca_protocol::handover::VERSION;
@@ -60,8 +61,9 @@ pub struct Checking {
     wake: Arc<OwnedFd>,
 }
 
-/// Function that asks a program, which would be started with these arguments (its name, a subcommand, and so on).
-pub type Ask = Box<dyn Fn(PathBuf, Vec<OsString>) -> io::Result<Checking> + Send>;
+/// Function that asks a program, which would be started with these arguments (its name, a subcommand, and so on), and lets go
+/// of guest memory if it could take over.
+pub type Ask = Box<dyn Fn(PathBuf, Vec<OsString>, Vec<MappedMemory>) -> io::Result<Checking> + Send>;
 
 /// The sender of a [`Checking`]'s verdict.
 pub struct Verdict {
@@ -88,13 +90,19 @@ impl Checking {
         Ok((Self { verdict, wake: Arc::clone(&wake) }, Verdict { sender, wake }))
     }
 
-    /// Starts to ask `program`, which would be started with `arguments` (its name, a subcommand, and so on).
+    /// Starts to ask `program`, which would be started with `arguments` (its name, a subcommand, and so on). If it could take
+    /// over, lets go of `memory` before the verdict: `execve` would do that while guests wait.
     ///
     /// # Errors
     /// If the system has no descriptors or threads left.
-    pub fn start(program: PathBuf, arguments: Vec<OsString>) -> io::Result<Self> {
+    pub fn start(program: PathBuf, arguments: Vec<OsString>, memory: Vec<MappedMemory>) -> io::Result<Self> {
         let (checking, verdict) = Self::pending()?;
-        let asking = move || verdict.give(ask(&program, &arguments));
+        let asking = move || {
+            let give_up_at = Instant::now() + PATIENCE;
+            let said = ask(&program, &arguments);
+            memory.into_iter().filter(|_| said.is_ok()).for_each(|memory| memory.let_go(give_up_at));
+            verdict.give(said);
+        };
         std::thread::Builder::new().name("upgrade check".into()).spawn(asking)?;
         Ok(checking)
     }

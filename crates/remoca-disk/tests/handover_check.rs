@@ -17,7 +17,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 fn ask(program: &Path) -> Result<Successor, String> {
     let arguments = ["remoca", "disk", "--name", "x"].map(OsString::from).to_vec();
-    let checking = Checking::start(program.into(), arguments).unwrap();
+    let checking = Checking::start(program.into(), arguments, Vec::new()).unwrap();
     poll(&mut [PollFd::from_borrowed_fd(checking.wake_fd(), PollFlags::IN)], None).unwrap();
     checking.verdict().expect("it woke us")
 }

@@ -8,7 +8,7 @@
 
 use crate::nbd::{Attached, NbdExport, NbdRequest};
 use crate::request::{CopyError, Operation, Outcome};
-use crate::vhost::{Attachment, BlkRequest, Frame, Status, VhostDevice};
+use crate::vhost::{Attachment, BlkRequest, Frame, MappedMemory, Status, VhostDevice};
 use remoca_io::buffer::IoBuffer;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -176,6 +176,14 @@ impl Frontend {
     pub fn guest_resident_bytes(&self) -> Option<u64> {
         match self {
             Self::Vhost(device) => device.guest_resident_bytes(),
+            Self::Nbd(_) => None,
+        }
+    }
+
+    /// Returns the guest's memory as this process has mapped it, or `None` if it has not, or not as files in memory.
+    pub fn mapped_memory(&self) -> Option<MappedMemory> {
+        match self {
+            Self::Vhost(device) => device.mapped_memory(),
             Self::Nbd(_) => None,
         }
     }

@@ -118,6 +118,7 @@ fn descriptions() -> Vec<Vec<u8>> {
         local_server: Some("local:/l".into()),
         cache_enabled: true,
         options: Some(7),
+        option_sizes: 8,
         servers: vec!["unix:/s".into()],
         state: Some(3),
         control: Some(listening(5)),

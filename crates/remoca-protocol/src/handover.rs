@@ -38,6 +38,9 @@ pub struct Description {
     /// Hash of the options that these settings come from or differ from. Descriptions of older programs lack this field.
     #[serde(default)]
     pub options: Option<u64>,
+    /// Hashes of the sizes in these options, each for itself. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub option_sizes: u64,
     /// Locked state file, or `None` if there is none. Any other file under its name does not have the latest state of
     /// this VM.
     pub state: Option<RawFd>,

@@ -39,14 +39,17 @@ const WITHOUT_OFFERS: &str = concat!(
     r#""port":{"fd":11,"path":null},"port_guests":{"front_end":null,"nbd":[]},"nbd":[{"fd":12,"path":null}]}"#,
 );
 
-/// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, the hash of
+/// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, the hashes of
 /// the options, mapped pools, and the local tier.
 fn recorded() -> String {
     let hypervisor =
         r#","offered":{"features":4294967296,"protocol_features":37387,"queues":4,"sector":512,"nbd_flags":0}"#;
     let client = r#","offered":{"features":0,"protocol_features":0,"queues":0,"sector":512,"nbd_flags":365}"#;
     WITHOUT_OFFERS
-        .replace(r#""servers":["tcp:h:1"]"#, r#""servers":["tcp:h:1"],"local_pages":0,"local_server":null,"options":9"#)
+        .replace(
+            r#""servers":["tcp:h:1"]"#,
+            r#""servers":["tcp:h:1"],"local_pages":0,"local_server":null,"options":9,"option_sizes":18446744073709551615"#,
+        )
         .replace(r#""protocol_features":37387"#, &format!(r#""protocol_features":37387{hypervisor}"#))
         .replace(r#""structured_replies":true"#, &format!(r#""structured_replies":true{client}"#))
         .replace(r#""write_cache_off":true"#, r#""write_cache_off":true,"had_bytes":1073741824"#)
@@ -127,6 +130,7 @@ fn description() -> Description {
         cache_enabled: true,
         servers: vec!["tcp:h:1".into()],
         options: Some(9),
+        option_sizes: u64::MAX,
         state: Some(3),
         control: Some(Listening { fd: 4, path: Some(("/c".into(), 5)) }),
         client: Some(6),
@@ -152,7 +156,7 @@ fn the_version_is_that_of_all_recorded_descriptions() {
 
 #[test]
 fn connections_of_which_less_is_said_are_continued() {
-    let mut expected = Description { options: None, pools: Vec::new(), ..description() };
+    let mut expected = Description { options: None, option_sizes: 0, pools: Vec::new(), ..description() };
     let front_end = expected.disks[0].guests.front_end.as_mut().unwrap();
     (front_end.offered, front_end.channel, front_end.told_bytes) = (None, None, None);
     expected.disks[0].had_bytes = None;
@@ -163,7 +167,7 @@ fn connections_of_which_less_is_said_are_continued() {
 
 #[test]
 fn a_program_that_passed_no_connections_is_understood() {
-    let mut expected = Description { options: None, pools: Vec::new(), ..description() };
+    let mut expected = Description { options: None, option_sizes: 0, pools: Vec::new(), ..description() };
     expected.disks.iter_mut().for_each(|disk| (disk.guests, disk.had_bytes) = (Guests::default(), None));
     assert_eq!(Description::parse(WITHOUT_GUESTS.as_bytes()).unwrap(), expected);
 }

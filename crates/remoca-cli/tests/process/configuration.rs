@@ -141,6 +141,63 @@ fn files_configure_a_process_and_a_reload_says_what_changed() {
     program.terminate();
 }
 
+/// Returns the sizes of the cache and of its local tier in MiB, and whether they are on.
+fn sizes(control: &Path) -> (u64, u64, bool) {
+    let cache = status(control).cache;
+    (cache.wanted_bytes >> 20, cache.local_wanted_bytes >> 20, cache.enabled)
+}
+
+#[test]
+fn what_was_set_outlives_the_change_of_another_key() {
+    let scene = Scene::new();
+    let server = Serve::start(scene.folder.path(), "32M");
+    let configure = |settings: &str| {
+        let (server, local) = (&server.address, server.local_address());
+        scene.configure(&format!("server = '{server}'\nlocal-server = '{local}'\n{settings}"));
+    };
+    let (control, set) = (scene.control(), |arguments: &[&str]| said(&scene.ask("set", arguments)));
+    let reload = || said(&scene.ask("upgrade", &[]));
+    configure("cache = '4M'\nlocal = '2M'");
+    let mut program = scene.start(&[]);
+    assert_eq!(sizes(&control), (4, 2, true));
+    set(&["--cache", "3M"]);
+    configure("cache = '4M'\nlocal = '1M'");
+    reload();
+    assert_eq!(sizes(&control), (3, 1, true));
+    program.kill();
+    program = scene.start(&[]);
+    assert_eq!(sizes(&control), (3, 1, true));
+
+    // Without a reload, by the next start.
+    set(&["--local", "5M"]);
+    program.kill();
+    configure("cache = '2M'\nlocal = '1M'");
+    program = scene.start(&[]);
+    assert_eq!(sizes(&control), (2, 5, true));
+    set(&["--off"]);
+    configure("cache = '6M'\nlocal = '1M'");
+    reload();
+    assert_eq!(sizes(&control), (0, 0, false));
+    program.kill();
+    program = scene.start(&[]);
+    assert_eq!(sizes(&control), (0, 0, false));
+    set(&["--on"]);
+    assert_eq!(sizes(&control), (6, 5, true));
+
+    // A tier that goes from the file, and one that no file has.
+    configure("cache = '6M'");
+    reload();
+    assert_eq!(sizes(&control), (6, 0, true));
+    set(&["--local", "1M"]);
+    configure("cache = '7M'");
+    reload();
+    assert_eq!(sizes(&control), (7, 1, true));
+    program.terminate();
+    program = scene.start(&[]);
+    assert_eq!(sizes(&control), (7, 1, true));
+    program.terminate();
+}
+
 #[test]
 fn a_broken_file_stops_nothing_that_ran_before() {
     let scene = Scene::new();

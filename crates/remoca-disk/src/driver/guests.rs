@@ -9,6 +9,7 @@ use remoca_core::units::DiskIndex;
 use remoca_frontend::device::{Frontend, GuestRequest};
 use remoca_frontend::nbd::{NbdServer, Target};
 use remoca_frontend::request::Operation;
+use remoca_frontend::vhost::MappedMemory;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,11 @@ impl Guests {
     pub(super) fn resident_bytes(&self) -> Option<u64> {
         let largest = self.disks.iter().max_by_key(|disk| disk.frontend.guest_memory_bytes())?;
         largest.frontend.guest_resident_bytes()
+    }
+
+    /// Returns the guest's memory as it is mapped for each disk and the port.
+    pub(super) fn mapped_memory(&self) -> Vec<MappedMemory> {
+        self.frontends().filter_map(Frontend::mapped_memory).collect()
     }
 
     /// Returns the names of disks to which a guest is attached.

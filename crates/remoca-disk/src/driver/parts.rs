@@ -8,7 +8,7 @@ use super::upgrade::Start;
 use crate::clock::Clock;
 use crate::handover::Ask;
 use crate::link::ServerLink;
-use crate::state::{Former, StateFile};
+use crate::state::{Former, OptionHashes, StateFile};
 use crate::trace::TraceWriter;
 use remoca_core::engine::DiskEngine;
 use remoca_core::units::PageCount;
@@ -35,8 +35,8 @@ pub struct Parts {
     /// Sizes that "on" restores.
     pub sizes: TierSizes,
     pub cache_enabled: bool,
-    /// Hash of the options that `remoca set` can overrule. Its settings are valid as long as this hash is the same.
-    pub options: u64,
+    /// Hashes of the options that `remoca set` can overrule. What it sets holds until they tell that its option has changed.
+    pub options: OptionHashes,
     pub disks: Vec<Disk>,
     pub port: Option<Port>,
     /// Server that accepts the clients of disks and of a port that are NBD exports.

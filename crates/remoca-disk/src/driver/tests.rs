@@ -6,6 +6,7 @@ use super::sizes::Sizes;
 use super::*;
 use crate::clock::SystemClock;
 use crate::link::{HostNetwork, ServerLink};
+use crate::state::OptionHashes;
 use remoca_core::engine::{
     DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
 };
@@ -204,7 +205,7 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
         former: Former::default(),
         sizes: TierSizes { cache: config.cache, local: config.local },
         cache_enabled: true,
-        options: 0,
+        options: OptionHashes::default(),
         disks,
         port: None,
         nbd: None,
@@ -226,7 +227,7 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
             notice: None,
             openers: Arc::default(),
         },
-        ask: Box::new(|_, _| unreachable!("no upgrade is asked for")),
+        ask: Box::new(|_, _, _| unreachable!("no upgrade is asked for")),
         aside: Box::new(on_a_thread),
         manager: ServiceManager::default(),
     }

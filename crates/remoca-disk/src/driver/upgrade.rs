@@ -122,7 +122,7 @@ impl Upgrades {
         if !program.is_absolute() {
             return Err(format!("{} is no absolute path of a program", program.display()));
         }
-        let checking = (self.ask)(program.into(), self.start.arguments.clone());
+        let checking = (self.ask)(program.into(), self.start.arguments.clone(), vm.guests.mapped_memory());
         let checking = checking.map_err(|error| format!("cannot ask the new program: {error}"))?;
         vm.host.watch(checking.wake_fd(), Source::Upgrade).map_err(|error| error.to_string())?;
         Ok(checking)
@@ -274,7 +274,9 @@ impl Upgrades {
             let (server, granted_pages) = (server.to_string(), granted.0);
             handover.description.pools.push(PassedPool { server, memory, generation, granted_pages });
         }
-        handover.description.options = Some(vm.warmth.options());
+        let options = vm.warmth.options();
+        handover.description.options = Some(options.all);
+        handover.description.option_sizes = options.sizes;
         let state = vm.warmth.file().map(|file| handover.pass(file));
         handover.description.state = state.transpose().map_err(system)?;
         if let Some(control) = control {

@@ -317,7 +317,7 @@ impl Vm {
         self.size.give_back(old);
     }
 
-    /// Records the settings made by `remoca set`, for a successor with the same options.
+    /// Records the settings made by `remoca set`, for a successor.
     pub(super) fn keep_settings(&self) {
         self.warmth.keep_settings(self.size.tiers(), self.engine.status().enabled, self.servers.link());
     }

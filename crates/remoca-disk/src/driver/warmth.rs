@@ -6,7 +6,7 @@ use super::host::Host;
 use super::image_state::{ImageState, Sight};
 use super::tiers::TierSizes;
 use crate::link::ServerLink;
-use crate::state::{Clock, Former, Header, Settings, StateFile, judge};
+use crate::state::{Clock, Former, Header, OptionHashes, Settings, StateFile, judge};
 use remoca_core::engine::{DiskEngine, EngineConfig, GuestOp};
 use remoca_core::units::DiskIndex;
 use remoca_io::words::IndexMemory;
@@ -20,8 +20,8 @@ pub(super) struct Warmth {
     /// Why nothing of a previous process was found; `None` if something was.
     cold_reason: Option<String>,
     images: Vec<ImageState>,
-    /// Hash of the options that this process was started with.
-    options: u64,
+    /// Hashes of the options that this process was started with.
+    options: OptionHashes,
 }
 
 type Engine = DiskEngine<IndexMemory>;
@@ -29,7 +29,12 @@ type Engine = DiskEngine<IndexMemory>;
 impl Warmth {
     /// Returns the state of `disks` images of which nothing is known yet. `cold_reason`: why nothing of a previous
     /// process was found.
-    pub(super) fn new(state: Option<StateFile>, cold_reason: Option<String>, options: u64, disks: usize) -> Self {
+    pub(super) fn new(
+        state: Option<StateFile>,
+        cold_reason: Option<String>,
+        options: OptionHashes,
+        disks: usize,
+    ) -> Self {
         let images = (0..disks).map(|_| ImageState::default()).collect();
         Self { state, cold_reason, images, options }
     }
@@ -67,8 +72,8 @@ impl Warmth {
         }
     }
 
-    /// Returns the hash of the options that `remoca set` can overrule.
-    pub(super) fn options(&self) -> u64 {
+    /// Returns the hashes of the options that `remoca set` can overrule.
+    pub(super) fn options(&self) -> OptionHashes {
         self.options
     }
 
@@ -160,7 +165,7 @@ impl Warmth {
         }
     }
 
-    /// Records the settings made by `remoca set`, for a successor with the same options.
+    /// Records the settings made by `remoca set`, for a successor.
     pub(super) fn keep_settings(&self, sizes: TierSizes, enabled: bool, link: Option<&ServerLink>) {
         let (Some(state), Some(link)) = (&self.state, link) else { return };
         let endpoints = link.endpoints();

@@ -4,9 +4,8 @@
 //! crash. A store that cannot be taken over is opened again.
 
 use super::options::Options;
-use crate::endpoints::Endpoints;
 use crate::link::{KeptPool, PoolMemory};
-use crate::state::FormerSettings;
+use crate::state::{FormerSettings, OptionHashes};
 use anyhow::{Context, Result};
 use remoca_core::units::PageCount;
 use remoca_frontend::nbd::Listener;
@@ -117,14 +116,13 @@ impl Inherited {
 
     /// Returns what the previous program had, or `None` if it had no cache.
     pub fn cache_settings(&self) -> Option<FormerSettings> {
-        let Description { servers, local_server, cache_pages, local_pages, .. } = &self.left.description;
+        let Description { servers, local_server, cache_pages, local_pages, cache_enabled, .. } = &self.left.description;
+        let Description { options, option_sizes, .. } = &self.left.description;
         let listed: Vec<Endpoint> = servers.iter().map(|server| server.parse()).collect::<Result<_, _>>().ok()?;
-        let local_server = local_server.as_ref().map(|server| server.parse()).transpose().ok()?;
         let (cache, local) = (PageCount(*cache_pages), local_server.as_ref().map(|_| PageCount(*local_pages)));
-        let endpoints = Endpoints { listed, local: local_server };
-        let (enabled, options) = (self.left.description.cache_enabled, self.left.description.options);
-        let is_any = !endpoints.are_none() && (cache.0 > 0 || local.is_some_and(|size| size.0 > 0));
-        is_any.then_some(FormerSettings { options, endpoints, cache, local, enabled })
+        let options = options.map(|all| OptionHashes { all, sizes: *option_sizes });
+        let is_any = !listed.is_empty() || local.is_some();
+        is_any.then_some(FormerSettings { options, listed, cache, local, enabled: *cache_enabled })
     }
 
     /// Returns the mapped pools of the previous program, with the endpoints of their servers.

@@ -1,9 +1,9 @@
 //! What outlives an index that can no longer be used: pools that are still ours, and flushes that failed.
 
 use super::file::{StateError, check_room, open_locked, remove_beside};
-use super::header::{Header, MAGIC, RosterEntry, Settings, Shape};
-use crate::endpoints::Endpoints;
+use super::header::{Header, MAGIC, OptionHashes, RosterEntry, Settings, Shape};
 use remoca_core::units::{DiskIndex, PageCount};
+use remoca_io::address::Endpoint;
 use remoca_io::small_file::with_ending;
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -99,9 +99,10 @@ impl Former {
 
 /// What a previous program had last: as its options said, or as `remoca set` left it.
 pub struct FormerSettings {
-    /// Hash of its options, or `None` if it is not known.
-    pub options: Option<u64>,
-    pub endpoints: Endpoints,
+    /// Hashes of its options, or `None` if they are not known.
+    pub options: Option<OptionHashes>,
+    /// Its list of servers; empty if it had none, or they are not known.
+    pub listed: Vec<Endpoint>,
     pub cache: PageCount,
     /// Size of the local tier; `None` if it had no server.
     pub local: Option<PageCount>,
@@ -114,19 +115,14 @@ pub fn settings_at(path: &Path) -> Option<FormerSettings> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
     let former = super::file::is_ours(&file.metadata().ok()?).then(|| Former::of(&file))?;
-    let stay: Vec<_> = former.servers.iter().filter(|server| !server.leaves).collect();
-    let is_whole = |settings: &Settings| {
-        settings.servers + usize::from(settings.local.is_some()) == stay.len()
-            && (settings.cache.0 > 0 || settings.local.is_some_and(|size| size.0 > 0))
-    };
-    let settings = former.settings.filter(is_whole)?;
-    (!stay.is_empty()).then(|| {
-        let mut servers = stay.iter().map(|server| server.endpoint.clone());
-        let Settings { options, cache, local, enabled, servers: count } = settings;
-        let listed = servers.by_ref().take(count).collect();
-        let endpoints = Endpoints { listed, local: servers.next() };
-        FormerSettings { options: Some(options), endpoints, cache, local, enabled }
-    })
+    let Settings { options, cache, local, enabled, servers } = former.settings?;
+    let stay: Vec<_> = former.servers.into_iter().filter(|server| !server.leaves).collect();
+    // Not if a process died after it had recorded one of the two, nor if an address is too long to be kept.
+    let is_whole = stay.len() == servers + usize::from(local.is_some());
+    let known = if is_whole { servers } else { 0 };
+    let listed = stay.into_iter().take(known).map(|server| server.endpoint).collect();
+    let settings = FormerSettings { options: Some(options), listed, cache, local, enabled };
+    (servers > 0 || local.is_some()).then_some(settings)
 }
 
 /// Returns what a process that is gone left at `path` besides its index, and changes nothing. Returns `None` if there is no

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test a surprise is a failure")]
 
 use super::header::NUMBER_MAX;
-use super::{Clock, Former, Header, RosterEntry, Settings, StateFile, judge};
+use super::{Clock, Former, Header, OptionHashes, RosterEntry, Settings, StateFile, judge};
 use crate::endpoints::SERVERS_MAX;
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::{DiskIndex, PageCount};
@@ -54,7 +54,7 @@ fn written() -> File {
     }
     header.set_server_numbers(2);
     header.set_settings(&Settings {
-        options: 1,
+        options: OptionHashes { all: 1, sizes: 2 },
         cache: PageCount(8),
         local: Some(PageCount(2)),
         enabled: true,

@@ -39,11 +39,13 @@ const AT_DISKS: usize = 7;
 const AT_INDEX_WORDS: usize = 8;
 /// Number of server numbers that were assigned.
 const AT_NUMBERS: usize = 9;
-/// The [`Settings`]: the hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
+/// The [`Settings`]: a hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
 const AT_OPTIONS: usize = 11;
 const AT_SETTINGS: usize = 12;
 /// `size of the local tier << 1 | 1`; 0 if there is none. Its server is the one after those of the list.
 const AT_LOCAL: usize = 13;
+/// The hash of each size in the options. Programs before this one leave what is there.
+const AT_OPTION_SIZES: usize = 14;
 
 /// Bytes of an endpoint that fit into the record of its server.
 const ENDPOINT_MAX: usize = 35 * 8;
@@ -104,11 +106,20 @@ pub struct RosterEntry {
     pub leaves: bool,
 }
 
+/// Hashes of the options that `remoca set` can overrule. They tell a successor which of them have changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OptionHashes {
+    /// Hash of the sizes together, above that of the servers.
+    pub all: u64,
+    /// Hash of the cache's size, above that of the local tier's. They mean nothing beside any other `all`.
+    pub sizes: u64,
+}
+
 /// The current values of what `remoca set` can change. The servers are in the roster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Hash of the options that the process was started with.
-    pub options: u64,
+    /// Hashes of the options that the process was started with.
+    pub options: OptionHashes,
     pub cache: PageCount,
     /// Size of the local tier; `None` if it has no server.
     pub local: Option<PageCount>,
@@ -365,7 +376,7 @@ impl Header {
     pub fn settings(&self) -> Settings {
         let word = self.get(AT_SETTINGS);
         Settings {
-            options: self.get(AT_OPTIONS),
+            options: OptionHashes { all: self.get(AT_OPTIONS), sizes: self.get(AT_OPTION_SIZES) },
             cache: PageCount(u32::try_from(word >> 8).unwrap_or(0)),
             local: self.local_tier(),
             enabled: word & 1 == 1,
@@ -382,8 +393,10 @@ impl Header {
         self.set(AT_LOCAL, settings.local.map_or(0, |size| u64::from(size.0) << 1 | 1));
         let (cache, servers) = (u64::from(settings.cache.0), settings.servers as u64);
         self.set(AT_SETTINGS, cache << 8 | servers << 1 | u64::from(settings.enabled));
-        // Written last: with the options of a previous process the settings mean nothing.
-        self.set(AT_OPTIONS, settings.options);
+        // After them: with the options of a previous process the settings mean nothing.
+        self.set(AT_OPTIONS, settings.options.all);
+        // Asked only where the options are others than these, by a successor of a process that lived to write both.
+        self.set(AT_OPTION_SIZES, settings.options.sizes);
     }
 
     fn server_at(&self, slot: usize) -> usize {

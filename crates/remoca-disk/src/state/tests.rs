@@ -396,9 +396,8 @@ fn of_a_file_of_the_former_version_all_but_the_index_is_taken() {
     let bytes: Vec<_> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     std::fs::write(&path, bytes).unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let FormerSettings { endpoints, cache, local, enabled, .. } = settings_at(&path).unwrap();
-    let listed: Vec<remoca_io::address::Endpoint> = vec!["unix:/x".parse().unwrap()];
-    assert_eq!((endpoints, cache, local, enabled), (listed.into(), PageCount(64), None, true));
+    let FormerSettings { listed, cache, local, enabled, .. } = settings_at(&path).unwrap();
+    assert_eq!((listed, cache, local, enabled), (vec!["unix:/x".parse().unwrap()], PageCount(64), None, true));
     let mut start = StateFile::start(&path, &config(), Before::Another).unwrap();
     assert!(start.cold_reason.is_some());
     let failed = FailedFlush { image: [1, 2, 3], errno: 5 };
@@ -408,6 +407,40 @@ fn of_a_file_of_the_former_version_all_but_the_index_is_taken() {
     drop(start);
     let next = StateFile::start(&path, &config(), Before::Another).unwrap();
     assert_eq!((next.cold_reason, next.former.failed_flushes), (None, vec![failed]));
+}
+
+/// A process may die between its two records: of the list of servers, and of all else that was set.
+#[test]
+fn sizes_that_were_set_are_known_though_the_list_of_servers_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("vm.state");
+    let state = StateFile::start(&path, &config(), Before::Another).unwrap().state.unwrap();
+    let header = state.header();
+    let expect = |expected: &[&str], sizes: [u32; 2]| {
+        let FormerSettings { options, listed, cache, local, enabled } = settings_at(&path).unwrap();
+        assert_eq!((options, enabled), (Some(OptionHashes { all: 9, sizes: 10 }), false));
+        assert_eq!((cache, local), (PageCount(sizes[0]), Some(PageCount(sizes[1]))));
+        assert_eq!(listed.iter().map(ToString::to_string).collect::<Vec<_>>(), expected);
+    };
+    let set = |[cache, local]: [u32; 2], servers| {
+        let (options, local) = (OptionHashes { all: 9, sizes: 10 }, Some(PageCount(local)));
+        header.set_settings(&Settings { options, cache: PageCount(cache), local, enabled: false, servers });
+    };
+    assert!(settings_at(&path).is_none(), "nothing was set");
+    for (slot, endpoint) in ["unix:/x", "local:/l"].into_iter().enumerate() {
+        header.set_server(slot, Some(&entry(3 + u32::try_from(slot).unwrap(), endpoint)));
+    }
+    set([64, 7], 1);
+    expect(&["unix:/x"], [64, 7]);
+    header.set_server(2, Some(&entry(5, "tcp:h:1")));
+    expect(&[], [64, 7]);
+    set([64, 7], 2);
+    expect(&["unix:/x", "local:/l"], [64, 7]);
+    // Without a list, a tier that was set to nothing.
+    header.set_server(0, None);
+    header.set_server(1, None);
+    set([0, 0], 0);
+    expect(&[], [0, 0]);
 }
 
 /// Returns a disk with this name and inode.

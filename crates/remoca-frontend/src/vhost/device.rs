@@ -19,7 +19,7 @@ use super::footprint::Footprint;
 use super::keeper::Keeper;
 use super::kicks::Kicks;
 use super::log::LogSwitch;
-use super::memory::GuestMemory;
+use super::memory::{GuestMemory, MappedMemory};
 use super::queue::{Context, Queue};
 use super::request::{BlkRequest, RequestId, Status};
 use super::throttle::Throttle;
@@ -351,6 +351,11 @@ impl VhostDevice {
     /// Returns the memory of this host that the guest memory takes now, or `None` if it is not known.
     pub fn guest_resident_bytes(&self) -> Option<u64> {
         self.footprint.resident_bytes()
+    }
+
+    /// Returns the guest's memory as this process has mapped it, or `None` if there is none, or not all of it is files in memory.
+    pub fn mapped_memory(&self) -> Option<MappedMemory> {
+        self.footprint.is_in_memory().then(|| MappedMemory::new(Arc::clone(&self.memory)))
     }
 
     /// Returns whether any queue is running. A queue runs from its start until it is stopped and drained.

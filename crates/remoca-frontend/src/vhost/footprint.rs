@@ -49,6 +49,11 @@ impl Footprint {
         self.bytes
     }
 
+    /// Returns whether there is memory, and all of it is files in memory.
+    pub fn is_in_memory(&self) -> bool {
+        self.files.as_ref().is_some_and(|files| !files.is_empty())
+    }
+
     /// Returns the memory and swap space of this host that the files take now; `None` if there are no files, or it is not known.
     pub fn resident_bytes(&self) -> Option<u64> {
         let files = self.files.as_ref().filter(|files| !files.is_empty())?;
@@ -77,6 +82,7 @@ mod tests {
         let [first, second] = [memory(), memory()];
         let both = footprint(&[&first, &first, &second]);
         assert_eq!((both.bytes(), both.resident_bytes()), (3 << 19, Some(0)));
+        assert!(both.is_in_memory());
         fallocate(&*first, FallocateFlags::empty(), 0, 64 << 10).unwrap();
         fallocate(&*second, FallocateFlags::empty(), 0, 8 << 10).unwrap();
         assert_eq!(both.resident_bytes(), Some(72 << 10));
@@ -90,6 +96,7 @@ mod tests {
         let process = Arc::new(File::open("/proc/self/maps").unwrap());
         let mixed = footprint(&[&memory(), &process]);
         assert_eq!((mixed.bytes(), mixed.resident_bytes()), (1 << 20, None));
+        assert!(!mixed.is_in_memory() && !Footprint::default().is_in_memory());
         assert_eq!(file_in_memory(&process), None);
         assert_eq!(Footprint::default().resident_bytes(), None);
         assert_eq!(footprint(&[]).resident_bytes(), None);

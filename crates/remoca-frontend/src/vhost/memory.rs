@@ -8,7 +8,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
+use rustix::mm::{Advice, madvise};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
@@ -59,6 +61,40 @@ pub(crate) fn write(memory: &GuestMemory, address: GuestAddress, source: &[u8]) 
 fn within_region(memory: &GuestMemory, address: GuestAddress, length: usize) -> Option<VolatileSlice<'_, PartLog<'_>>> {
     let region = memory.find_region(address)?;
     region.get_slice(region.to_region_addr(address)?, length).ok()
+}
+
+/// Number of bytes of guest memory that are let go at a time. A page fault of another thread may have to wait for them.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// The guest's memory as this process has mapped it.
+pub struct MappedMemory(Arc<GuestMemory>);
+
+impl MappedMemory {
+    pub(crate) fn new(memory: Arc<GuestMemory>) -> Self {
+        Self(memory)
+    }
+
+    /// Makes the kernel forget where pages are mapped, so that it has less to do when the mappings end. Takes a time for each
+    /// page that was touched, and stops at `give_up_at`. Other threads may use the memory meanwhile: each page is found again
+    /// in its file.
+    pub fn let_go(&self, give_up_at: Instant) {
+        // The pages of a private mapping would be lost.
+        let is_shared = |flags: i32| flags & libc::MAP_SHARED != 0;
+        for region in self.0.iter().filter(|region| is_shared(region.flags())) {
+            for offset in (0..region.size()).step_by(PIECE_BYTES) {
+                if Instant::now() >= give_up_at {
+                    return;
+                }
+                let (start, length) = (region.as_ptr().wrapping_add(offset), PIECE_BYTES.min(region.size() - offset));
+                // SAFETY: the range is within the mapping, which lives as long as `self`. It is one of a file, shared, so what it
+                // holds does not change.
+                let advised = unsafe { madvise(start.cast(), length, Advice::LinuxDontNeed) };
+                if let Err(error) = advised {
+                    tracing::debug!("{length} bytes of guest memory stay mapped: {error}");
+                }
+            }
+        }
+    }
 }
 
 /// Regions that one front end may share; each is a mapping and a descriptor.
@@ -234,6 +270,9 @@ pub(crate) fn check_file_covers(file: &File, guest: u64, end: u64) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
 
     /// Two regions side by side, a hole, and another one.
     fn memory() -> GuestMemory {
@@ -243,6 +282,51 @@ mod tests {
             (GuestAddress(0x8000), 0x1000),
         ])
         .unwrap()
+    }
+
+    /// Returns whether the page at `start + offset` is in the page table of this process.
+    fn is_mapped(start: *mut u8, offset: usize) -> bool {
+        let (page, mut entry) = ((start.addr() + offset) / 4096, [0; 8]);
+        File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entry, page as u64 * 8).unwrap();
+        u64::from_ne_bytes(entry) >> 63 == 1
+    }
+
+    #[test]
+    fn memory_that_is_let_go_is_not_mapped_and_holds_what_it_held() {
+        let file = File::from(memfd_create("memory", MemfdFlags::CLOEXEC).unwrap());
+        let bytes = PIECE_BYTES + 8192;
+        file.set_len(bytes as u64).unwrap();
+        let region = VhostUserMemoryRegion::new(0x10000, bytes as u64, 0x7000_0000, 0);
+        let table = MemoryTable::empty(Arc::default()).with_added(&region, file).unwrap();
+        let start = table.regions[0].mapping.as_ptr();
+        // In the first piece and in the second.
+        let offsets = [0, PIECE_BYTES - 4096, PIECE_BYTES + 4096];
+        let address = |offset: usize| GuestAddress(0x10000 + offset as u64);
+        for offset in offsets {
+            write(table.memory(), address(offset), &offset.to_ne_bytes()).unwrap();
+        }
+        let mapped = || offsets.map(|offset| is_mapped(start, offset));
+        let memory = MappedMemory::new(Arc::clone(table.memory()));
+        let now = Instant::now();
+        memory.let_go(now);
+        assert_eq!(mapped(), [true; 3], "its time is over");
+        memory.let_go(now + Duration::from_secs(3600));
+        assert_eq!(mapped(), [false; 3]);
+        for offset in offsets {
+            let mut held = [0; 8];
+            read(table.memory(), address(offset), &mut held).unwrap();
+            assert_eq!(usize::from_ne_bytes(held), offset);
+        }
+    }
+
+    #[test]
+    fn memory_that_would_be_lost_is_not_let_go() {
+        let memory = Arc::new(memory());
+        write(&memory, GuestAddress(0x1000), &[7; 16]).unwrap();
+        MappedMemory::new(Arc::clone(&memory)).let_go(Instant::now() + Duration::from_secs(3600));
+        let mut held = [0; 16];
+        read(&memory, GuestAddress(0x1000), &mut held).unwrap();
+        assert_eq!(held, [7; 16]);
     }
 
     #[test]

@@ -45,4 +45,5 @@ pub use chain::{Attachment, Frame};
 pub use config::{ConfigError, DeviceConfig, QUEUE_COUNT_MAX, SERIAL_BYTES_MAX};
 pub use device::{DeviceError, VhostDevice};
 pub use keeper::{Keeper, KeptConnections};
+pub use memory::MappedMemory;
 pub use request::{BlkRequest, RequestId, Status};

@@ -16,7 +16,7 @@ use remoca_disk::driver::{Disk, Driver, Migration, Parts, Port, Start};
 use remoca_disk::endpoints::Endpoints;
 use remoca_disk::handover::Checking;
 use remoca_disk::link::ServerLink;
-use remoca_disk::state::{Before, EngineStart, Former, StateFile};
+use remoca_disk::state::{Before, EngineStart, Former, OptionHashes, StateFile};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{Export, ExportGeometry, Listener, NbdExport, NbdServer, Target};
 use remoca_frontend::testing::DirectFrontEnd;
@@ -152,7 +152,7 @@ impl World<'_> {
             former,
             sizes: remoca_disk::driver::TierSizes { cache: config.cache, local: config.local },
             cache_enabled: true,
-            options: 1,
+            options: OptionHashes::default(),
             disks,
             port,
             nbd,
@@ -174,7 +174,7 @@ impl World<'_> {
                 notice: None,
                 openers: std::sync::Arc::default(),
             },
-            ask: Box::new(move |_, _| {
+            ask: Box::new(move |_, _, _| {
                 let (checking, verdict) = Checking::pending()?;
                 verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
                 Ok(checking)

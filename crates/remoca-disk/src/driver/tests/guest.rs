@@ -558,7 +558,7 @@ fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
     let (checking, verdict) = Checking::pending().unwrap();
     let checking = Mutex::new(Some(checking));
     let mut bench = Bench::start_with(config(1), config_of_device, |parts, _| {
-        parts.ask = Box::new(move |_, _| Ok(checking.lock().unwrap().take().expect("it is asked once")));
+        parts.ask = Box::new(move |_, _, _| Ok(checking.lock().unwrap().take().expect("it is asked once")));
     });
     let ticket = bench.submit(Command::Write { sector: 0, data: &[7; 4 * PAGE_SIZE] });
     bench.driver.begin_upgrade("/next");
