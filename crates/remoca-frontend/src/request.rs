@@ -3,6 +3,15 @@
 use remoca_core::engine::DiskError;
 use std::ops::Range;
 
+/// Bytes of a discard or write-zeroes that are handed out at a time. The driver looks up each of their blocks.
+pub const RANGE_PIECE: u64 = 64 << 20;
+
+/// Returns the end of the first piece of a range that is discarded or zeroed. Pieces are cut at multiples of their
+/// length, so that no unit of the store up to that size is in two of them and keeps its space.
+pub(crate) fn range_piece_end(range: &Range<u64>, piece_bytes: u64) -> u64 {
+    range.end.min((range.start / piece_bytes + 1).saturating_mul(piece_bytes))
+}
+
 /// An operation that the guest requests. Ranges are bytes of the device, on block boundaries and within its capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
@@ -65,5 +74,25 @@ impl Outcome {
 impl From<Result<(), DiskError>> for Outcome {
     fn from(result: Result<(), DiskError>) -> Self {
         result.map_or_else(Self::Failed, |()| Self::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_range_end_at_multiples() {
+        for (range, end) in [
+            (0..1, 1),
+            (0..RANGE_PIECE, RANGE_PIECE),
+            (0..RANGE_PIECE + 1, RANGE_PIECE),
+            (512..2 * RANGE_PIECE, RANGE_PIECE),
+            (RANGE_PIECE - 512..RANGE_PIECE + 512, RANGE_PIECE),
+            (RANGE_PIECE..3 * RANGE_PIECE, 2 * RANGE_PIECE),
+            (u64::MAX - 1..u64::MAX, u64::MAX),
+        ] {
+            assert_eq!(range_piece_end(&range, RANGE_PIECE), end, "{range:?}");
+        }
     }
 }

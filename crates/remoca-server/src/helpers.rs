@@ -26,6 +26,8 @@ const HELD_AFTER: Duration = Duration::from_secs(2);
 
 /// Time after which a pool that grows is granted what it has got so far. Its client then asks for more.
 const GROWTH: Duration = Duration::from_millis(GROWTH_MS);
+/// Time for which a helper punches a file before others get its place. With the piece that it ends with, much less than a [`TURN`].
+const PUNCHING: Duration = Duration::from_millis(50);
 
 /// The places of helper threads.
 #[derive(Debug)]
@@ -34,6 +36,8 @@ pub(crate) struct Helpers {
     slow: Semaphore,
     /// Time after which a pool that grows is granted what it has got so far.
     pub(crate) growth: Duration,
+    /// Time for which a helper punches a file before others get its place.
+    pub(crate) punching: Duration,
 }
 
 /// How the changes of one pool go.
@@ -53,7 +57,7 @@ impl Pace {
 
 impl Helpers {
     pub(crate) fn new() -> Self {
-        Self { quick: Semaphore::new(WORKING_MAX), slow: Semaphore::new(1), growth: GROWTH }
+        Self { quick: Semaphore::new(WORKING_MAX), slow: Semaphore::new(1), growth: GROWTH, punching: PUNCHING }
     }
 
     /// Runs `work` on a helper thread, and calls `held` if it is held up. Returns `None` if the server is stopping.

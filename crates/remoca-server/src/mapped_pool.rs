@@ -1,7 +1,8 @@
 //! A mapped pool: memory of its own that its client reads and writes by itself, and the accounts of it.
 //!
 //! Called by the session that has the pool and by the thread of all mapped pools. What takes long (allocating, punching,
-//! locking) runs on helper threads, in slices of 16 MiB, so that neither other clients nor other pools wait for it.
+//! locking) runs on helper threads, in slices: of 16 MiB, or of 50 ms where memory is punched. So neither other clients nor other
+//! pools wait for it.
 //!
 //! 1. A pool of N granted pages has lent N/512 chunks of the arena, rounded up, and these have no memory there. While a pool
 //!    grows, a slice of chunks gives its memory up before as much is allocated here.
@@ -398,11 +399,7 @@ impl MappedPool {
     /// Punches all pages from `target` on until they stay away, for a limited time. Returns whether they did.
     async fn punch(self: &Arc<Self>, target: PageCount) -> bool {
         for attempt in 0..PUNCHES_MAX {
-            let pool = Arc::clone(self);
-            let punched = self.blocking(move || pool.memory.punch(target)).await;
-            if let Some(Err(error)) = punched {
-                tracing::warn!(%error, "memory of a mapped pool cannot be punched");
-            }
+            self.punch_once(target).await;
             if self.memory.allocated() <= lent_for(target) {
                 return true;
             }
@@ -414,6 +411,27 @@ impl MappedPool {
         self.is_misused.store(true, SeqCst);
         tracing::warn!(token = ?self.identity.token, "a client goes on using memory that was taken back");
         false
+    }
+
+    /// Punches all pages from `target` on, in slices between which others get the helper's place.
+    async fn punch_once(self: &Arc<Self>, target: PageCount) {
+        let mut next = Some(target);
+        while let Some(from) = next {
+            let (pool, time) = (Arc::clone(self), self.helpers.punching);
+            let punched = self.blocking(move || {
+                let began = Instant::now();
+                pool.memory.punch_while(from, &mut || began.elapsed() < time)
+            });
+            next = match punched.await {
+                Some(Ok(next)) => next,
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "memory of a mapped pool cannot be punched");
+                    None
+                }
+                // Only a stopping server has no helper.
+                None => None,
+            };
+        }
     }
 
     /// Runs `work` on a helper thread. Returns `None` if the server is stopping.
@@ -503,4 +521,47 @@ impl AsFd for MappedPool {
 /// Returns the pages that can be had in the chunks that are lent for a pool of `granted` pages. A file has no more memory.
 pub(crate) fn lent_for(granted: PageCount) -> u64 {
     u64::from(granted.0).next_multiple_of(CHUNK_PAGES as u64)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests fail by panics")]
+mod tests {
+    use std::sync::mpsc;
+
+    use tokio::runtime::Builder;
+    use tokio::task::{LocalSet, spawn_local, yield_now};
+
+    use super::*;
+    use crate::config::PageLocking;
+
+    /// With one thread for all helpers, which work in the order in which they were asked.
+    #[test]
+    fn a_pool_that_is_punched_lets_others_in_between() {
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let arena = Arena::new(64 << 20, PageLocking::Unlocked, &mut |_| ()).unwrap();
+            let identity =
+                Identity { token: Token([1; 16]), server_id: ServerId([2; 16]), generation: PoolGeneration(3) };
+            let mut helpers = Helpers::new();
+            (helpers.growth, helpers.punching) = (Duration::from_secs(3600), Duration::ZERO);
+            let all = PageCount(16384);
+            let pool = Arc::new(MappedPool::new(identity, Arc::clone(&arena), Arc::new(helpers), all).unwrap());
+            Arc::clone(&pool).resize(all).await.unwrap();
+            assert_eq!(pool.allocated(), 16384);
+
+            let (open, gate) = mpsc::channel::<()>();
+            let busy = spawn_blocking(move || gate.recv());
+            let change = spawn_local(Arc::clone(&pool).resize(PageCount(0)));
+            for _ in 0..10 {
+                yield_now().await;
+            }
+            let theirs = Arc::clone(&pool);
+            let other = spawn_blocking(move || theirs.allocated());
+            open.send(()).unwrap();
+            busy.await.unwrap().unwrap();
+            assert_eq!(other.await.unwrap(), 3 * 4096, "one piece of four is punched");
+            change.await.unwrap().unwrap();
+            assert_eq!((pool.allocated(), arena.free_pages()), (0, all));
+        });
+    }
 }

@@ -22,8 +22,11 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 /// Unit in which `st_blocks` counts.
 const BLOCK_BYTES: u64 = 512;
 const CHUNK: u64 = CHUNK_BYTES as u64;
-/// Bytes that are punched in one system call. A client's write waits for the call: with pages of 4 KiB, for up to tens of milliseconds.
-const PIECE: u64 = CHUNK * PIECE_CHUNKS as u64;
+/// Pages that are unlocked and punched at a time, with a system call for each of the two. The first keeps this whole process from
+/// mapping, locking and giving back memory, and a client's write waits for the second: with pages of 4 KiB, for up to tens of
+/// milliseconds.
+const PIECE_PAGES: u32 = 4096;
+const _: () = assert!(PIECE_PAGES as u64 * PAGE_SIZE_U64 == CHUNK * PIECE_CHUNKS as u64);
 
 #[derive(Debug)]
 pub(crate) struct PoolFile {
@@ -110,22 +113,39 @@ impl PoolFile {
 
     /// Punches as [`Self::punch`] does, and calls `progress` after each piece.
     pub(crate) fn punch_telling(&self, from: PageCount, progress: &mut dyn FnMut()) -> io::Result<()> {
-        let (start, end) = (bytes(from), bytes(self.pages));
-        if start == end {
-            return Ok(());
+        let mut tell = || {
+            progress();
+            true
+        };
+        self.punch_while(from, &mut tell).map(|_all| ())
+    }
+
+    /// Punches as [`Self::punch`] does until `goes_on`, which is called after each piece, returns false. Returns where to go on, or
+    /// `None` if all is punched.
+    pub(crate) fn punch_while(
+        &self,
+        from: PageCount,
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> io::Result<Option<PageCount>> {
+        let mut at = from;
+        while at < self.pages {
+            let next = PageCount((at.0 / PIECE_PAGES + 1).saturating_mul(PIECE_PAGES)).min(self.pages);
+            self.punch_piece(at, next)?;
+            at = next;
+            if !goes_on() && at < self.pages {
+                return Ok(Some(at));
+            }
         }
+        Ok(None)
+    }
+
+    fn punch_piece(&self, from: PageCount, to: PageCount) -> io::Result<()> {
+        let (start, count) = (bytes(from), bytes(to) - bytes(from));
         if self.locking == PageLocking::Locked {
-            self.map.unlock(in_memory(start)?, in_memory(end - start)?)?;
+            self.map.unlock(in_memory(start)?, in_memory(count)?)?;
         }
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let mut at = start;
-        while at < end {
-            let next = (at + 1).next_multiple_of(PIECE).min(end);
-            fallocate(&self.file, hole, at, next - at)?;
-            at = next;
-            progress();
-        }
-        Ok(())
+        Ok(fallocate(&self.file, hole, start, count)?)
     }
 
     /// Returns the number of pages that have memory, wherever in the file, those that the host has swapped out included.
@@ -179,6 +199,23 @@ mod tests {
             assert_eq!(page, [7; 4096]);
             assert!(ftruncate(&pool.file, 0).is_err() && ftruncate(&pool.file, 1 << 20).is_err());
             assert!(fcntl_add_seals(&pool.file, SealFlags::WRITE).is_err(), "nobody can stop the client from writing");
+        }
+    }
+
+    #[test]
+    fn a_file_is_punched_piece_by_piece() {
+        for locking in [PageLocking::Unlocked, PageLocking::Locked] {
+            let pool = PoolFile::create(PageCount(2 * PIECE_PAGES + 100), locking).unwrap();
+            for page in [1, PIECE_PAGES - 1, PIECE_PAGES, 2 * PIECE_PAGES, 2 * PIECE_PAGES + 99] {
+                pool.populate(PageCount(page), PageCount(page + 1), &mut false).unwrap();
+            }
+            let next = pool.punch_while(PageCount(1), &mut || false).unwrap();
+            assert_eq!((next, pool.allocated()), (Some(PageCount(PIECE_PAGES)), 3));
+            let next = pool.punch_while(PageCount(PIECE_PAGES), &mut || false).unwrap();
+            assert_eq!((next, pool.allocated()), (Some(PageCount(2 * PIECE_PAGES)), 2));
+            let next = pool.punch_while(PageCount(2 * PIECE_PAGES), &mut || false).unwrap();
+            assert_eq!((next, pool.allocated()), (None, 0));
+            assert_eq!(pool.punch_while(pool.pages(), &mut || false).unwrap(), None);
         }
     }
 

@@ -9,8 +9,8 @@ use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos};
 use std::ops::DerefMut;
 
-/// Maximum number of blocks that one write-zeroes makes known. More would push out blocks that the guest reads.
-const ZEROED_BLOCKS_MAX: usize = 1024;
+/// Maximum number of blocks of a write-zeroes that makes them known. More would push out blocks that the guest reads.
+const ZEROED_BLOCKS_MAX: u64 = 1024;
 /// Error of a request that no disk can serve, on Linux.
 const EIO: i32 = 5;
 
@@ -288,12 +288,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 }
             }
             GuestOp::Discard(_) if self.rules.hold(Rule::DiscardUnknown) => {}
-            GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } => {
-                for bno in covered.take(ZEROED_BLOCKS_MAX) {
+            GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } if covered.end - covered.start <= ZEROED_BLOCKS_MAX => {
+                for bno in covered {
                     self.index.learn(BlockId { disk, bno: BlockNumber(bno) }, self.prints.zero());
                 }
             }
-            GuestOp::Read(_) | GuestOp::Flush => {}
+            GuestOp::Discard(_) | GuestOp::WriteZeroes { .. } | GuestOp::Read(_) | GuestOp::Flush => {}
         }
     }
 }

@@ -13,7 +13,8 @@ use std::rc::Rc;
 /// Number of requests popped from one device before others get their turn.
 const REQUESTS_PER_TURN: usize = 256;
 /// Bytes discarded or zeroed on one disk before others get their turn: each of their blocks is looked up in the index.
-const UNKNOWN_BYTES_PER_TURN: u64 = 512 << 20;
+/// The last request may exceed it, by less than a piece of the frontend (`RANGE_PIECE`).
+const UNKNOWN_BYTES_PER_TURN: u64 = 16 << 20;
 /// Bytes of evicted pages handled before the disks get their turn: each page is copied and hashed on this thread.
 const PORT_BYTES_PER_TURN: usize = 4 << 20;
 

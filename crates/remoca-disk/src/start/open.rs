@@ -227,7 +227,7 @@ fn disk_config(name: &str, spec: &DiskOptions, geometry: &Geometry) -> DeviceCon
     config.read_only = geometry.read_only;
     config.discard = geometry.can_discard;
     config.write_zeroes = geometry.can_write_zeroes;
-    // Invalidation is by block: this bounds how long one request keeps the others waiting.
+    // Longer ones are refused, and this is what guests have been told so far. They are handed out in smaller pieces.
     config.range_bytes_max = 256 << 20;
     config
 }

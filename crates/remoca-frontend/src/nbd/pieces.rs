@@ -1,16 +1,14 @@
 //! Requests in pieces that fit the store's buffers, cut at block boundaries so that no block is in two of them.
 
-use crate::request::{Operation, ZeroRange};
+use crate::request::{Operation, RANGE_PIECE, ZeroRange, range_piece_end};
 use remoca_core::units::PAGE_SIZE_U64;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::sizes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Longest piece of a read or write, in bytes, ...
+/// Longest piece of a read or write, in bytes.
 const DATA_PIECE: u64 = 1 << 20;
-/// ... and of a request without data: this bounds how long one request delays the others.
-const RANGE_PIECE: u64 = 256 << 20;
 
 /// A request or a part of one, for the driver.
 #[derive(Debug)]
@@ -88,12 +86,13 @@ impl Rest {
 }
 
 fn piece_end(range: &Range<u64>, kind: Kind) -> u64 {
-    let longest = match kind {
-        Kind::Read | Kind::Write => DATA_PIECE,
-        Kind::Trim | Kind::Zero { .. } => RANGE_PIECE,
-    };
-    let end = range.start.saturating_add(longest);
-    range.end.min(end - end % PAGE_SIZE_U64)
+    match kind {
+        Kind::Read | Kind::Write => {
+            let end = range.start.saturating_add(DATA_PIECE);
+            range.end.min(end - end % PAGE_SIZE_U64)
+        }
+        Kind::Trim | Kind::Zero { .. } => range_piece_end(range, RANGE_PIECE),
+    }
 }
 
 fn length_of(range: &Range<u64>) -> usize {

@@ -3,6 +3,7 @@
 //! Pure data. The control thread answers feature and configuration requests from it, and the I/O thread checks each
 //! request against it. 512-byte sectors appear here and in `request`, and nowhere else.
 
+use crate::request::RANGE_PIECE;
 use remoca_protocol::guests::FrontEnd;
 use remoca_protocol::guests::Offer;
 use vhost::vhost_user::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
@@ -62,6 +63,9 @@ pub struct DeviceConfig {
     pub range_bytes_max: u64,
     /// The most ranges of one discard or write-zeroes.
     pub range_count_max: u16,
+    /// The most bytes of the ranges of one [`BlkRequest`](super::BlkRequest): a multiple of `logical_block_bytes`. A
+    /// longer discard or write-zeroes of the guest is handed out in pieces, cut at multiples of it.
+    pub range_piece_bytes: u64,
     /// The most data of one [`BlkRequest`](super::BlkRequest): a multiple of `logical_block_bytes`. A longer request of
     /// the guest is handed out in pieces.
     pub transfer_bytes_max: u32,
@@ -102,6 +106,7 @@ impl DeviceConfig {
             write_zeroes: true,
             range_bytes_max: 1 << 30,
             range_count_max: 16,
+            range_piece_bytes: RANGE_PIECE,
             transfer_bytes_max: 4 << 20,
         }
     }
@@ -131,6 +136,7 @@ impl DeviceConfig {
         }
         self.check_limit("transfer_bytes_max", u64::from(self.transfer_bytes_max))?;
         self.check_limit("range_bytes_max", self.range_bytes_max)?;
+        self.check_limit("range_piece_bytes", self.range_piece_bytes)?;
         if self.range_count_max == 0 {
             return Err(ConfigError::RangeCount);
         }
@@ -270,7 +276,7 @@ mod tests {
         let good = DeviceConfig::disk("d", "s", 1 << 20);
         assert_eq!(good.check(), Ok(()));
         type Spoil = fn(&mut DeviceConfig);
-        let bad: [(Spoil, &str); 7] = [
+        let bad: [(Spoil, &str); 8] = [
             (|config| config.serial = "x".repeat(21), "longer than 20"),
             (|config| config.logical_block_bytes = 1000, "power of two"),
             (|config| config.physical_block_bytes = 512, "physical block size"),
@@ -278,6 +284,7 @@ mod tests {
             (|config| config.queue_count_max = 0, "queues"),
             (|config| config.transfer_bytes_max = 6000, "transfer_bytes_max"),
             (|config| config.range_bytes_max = 1 << 45, "range_bytes_max"),
+            (|config| config.range_piece_bytes = 0, "range_piece_bytes"),
         ];
         for (spoil, message) in bad {
             let mut config = good.clone();

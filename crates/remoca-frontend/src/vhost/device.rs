@@ -189,7 +189,7 @@ impl VhostDevice {
         if self.has_cache_flush() {
             return self.pop_cache_flush();
         }
-        // Writes that go out again hold their segments already, and free them only when they are complete.
+        // Requests that go out again hold their segments already, and free them only when they are complete.
         let is_full = self.throttle.lacks_segments();
         if self.throttle.is_full() || is_full && !self.queues[..self.started].iter().any(Queue::has_repeats) {
             self.throttle.refuse();
@@ -267,8 +267,8 @@ impl VhostDevice {
         RequestId(self.next_id)
     }
 
-    /// Marks each write for repetition of which the disk may have lost finished pieces. It goes out again when all of
-    /// its pieces are back and none has failed.
+    /// Marks each write and write-zeroes for repetition of which the disk may have lost finished pieces. It goes out
+    /// again when all of its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         self.queues.iter_mut().for_each(Queue::repeat_parts);
     }

@@ -1,12 +1,14 @@
 //! The chains of one queue that are in flight. A chain is handed out whole or in pieces, and answered when all of its
 //! pieces are back.
 //!
-//! A long read or write goes out in pieces that fit the driver's buffers. If the disk may have lost a part of a write,
-//! the write goes out again when all of its pieces are back.
+//! A long read or write goes out in pieces that fit the driver's buffers, and a long discard or write-zeroes in pieces
+//! that each take the driver a short time. If the disk may have lost a part of a write or write-zeroes, it goes out
+//! again when all of its pieces are back. The content of what is discarded means nothing.
 
 use super::chain::Chain;
+use super::config::DeviceConfig;
 use super::request::Status;
-use crate::request::Operation;
+use crate::request::{Operation, range_piece_end};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,13 +33,13 @@ pub(super) enum Back {
 }
 
 /// A chain in flight.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Flight {
     /// True from the moment the chain is taken until its completion is published.
     busy: bool,
     pieces: u32,
     status: Status,
-    /// The whole write, if it goes out in pieces.
+    /// The whole write or write-zeroes, if it goes out in pieces.
     whole: Option<Whole>,
     /// Some of its pieces are done, ...
     done: bool,
@@ -47,11 +49,10 @@ struct Flight {
 
 const IDLE: Flight = Flight { busy: false, pieces: 0, status: Status::Ok, whole: None, done: false, again: false };
 
-/// A write as the guest asked for it, in bytes.
-#[derive(Debug, Clone, Copy)]
+/// A write or write-zeroes as the guest asked for it.
+#[derive(Debug, Clone)]
 struct Whole {
-    start: u64,
-    end: u64,
+    operation: Operation,
     data_start: u64,
 }
 
@@ -67,7 +68,7 @@ struct Rest {
 pub(super) struct Flights {
     flights: Vec<Flight>,
     rest: Option<Rest>,
-    /// Writes that go out again.
+    /// Requests that go out again.
     repeats: VecDeque<Rest>,
 }
 
@@ -97,16 +98,16 @@ impl Flights {
         self.rest = Some(Rest { chain: Arc::new(chain), operation, data_start });
     }
 
-    /// Returns the next piece to hand out, of at most `transfer_bytes_max` bytes, or `None` if there is none.
-    pub fn next_piece(&mut self, transfer_bytes_max: u32) -> Option<Taken> {
+    /// Returns the next piece to hand out, within the limits of `config`, or `None` if there is none.
+    pub fn next_piece(&mut self, config: &DeviceConfig) -> Option<Taken> {
         let Rest { chain, operation, data_start } = self.rest.take().or_else(|| self.repeats.pop_front())?;
         let whole = match &operation {
-            Operation::Write { range } => Some(Whole { start: range.start, end: range.end, data_start }),
-            Operation::Read { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
-                None
+            Operation::Write { .. } | Operation::WriteZeroes { .. } => {
+                Some(Whole { operation: operation.clone(), data_start })
             }
+            Operation::Read { .. } | Operation::Flush | Operation::Discard { .. } => None,
         };
-        let (operation, remainder) = split(operation, transfer_bytes_max);
+        let (operation, remainder) = split(operation, config);
         let data_length = match &operation {
             Operation::Read { range } | Operation::Write { range } => range.end - range.start,
             Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => 0,
@@ -114,8 +115,8 @@ impl Flights {
         let flight = &mut self.flights[usize::from(chain.head)];
         flight.pieces += 1;
         if let Some(operation) = remainder {
-            // Only the first piece sees the whole write; later pieces see the remainder.
-            flight.whole = flight.whole.or(whole);
+            // Only the first piece sees the whole request; later pieces see the remainder.
+            flight.whole = flight.whole.take().or(whole);
             let data_start = data_start + data_length;
             self.rest = Some(Rest { chain: chain.clone(), operation, data_start });
         }
@@ -123,15 +124,15 @@ impl Flights {
         Some(Taken { chain, operation, data_start, data_length })
     }
 
-    /// Marks each write for repetition of which the disk may have lost finished pieces. It goes out again when all of
-    /// its pieces are back and none has failed.
+    /// Marks each write and write-zeroes for repetition of which the disk may have lost finished pieces. It goes out
+    /// again when all of its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         for flight in self.flights.iter_mut().filter(|flight| flight.whole.is_some()) {
             flight.again |= flight.done;
         }
     }
 
-    /// Returns whether a write is waiting to go out again.
+    /// Returns whether a request is waiting to go out again.
     pub fn has_repeats(&self) -> bool {
         !self.repeats.is_empty()
     }
@@ -153,10 +154,10 @@ impl Flights {
         if flight.pieces > 0 || more {
             return Back::Waits;
         }
-        match flight.whole.filter(|_| flight.again && flight.status == Status::Ok) {
-            Some(Whole { start, end, data_start }) => {
+        // Its first piece brings it again.
+        match flight.whole.take().filter(|_| flight.again && flight.status == Status::Ok) {
+            Some(Whole { operation, data_start }) => {
                 (flight.done, flight.again) = (false, false);
-                let operation = Operation::Write { range: start..end };
                 self.repeats.push_back(Rest { chain: chain.clone(), operation, data_start });
                 Back::Again
             }
@@ -165,22 +166,57 @@ impl Flights {
     }
 }
 
-/// Splits an operation after `bytes_max` bytes. Returns its first piece and the remainder; the remainder is `None` if
-/// the operation moves no more than that.
-fn split(operation: Operation, bytes_max: u32) -> (Operation, Option<Operation>) {
+/// Splits an operation after as much as `config` allows. Returns its first piece and the remainder; the remainder is
+/// `None` if the operation is no longer than that.
+fn split(operation: Operation, config: &DeviceConfig) -> (Operation, Option<Operation>) {
     let cut = |range: &Range<u64>| {
-        let middle = range.start + u64::from(bytes_max);
+        let middle = range.start + u64::from(config.transfer_bytes_max);
         (middle < range.end).then_some((range.start..middle, middle..range.end))
     };
-    match &operation {
-        Operation::Read { range } => match cut(range) {
+    match operation {
+        Operation::Read { range } => match cut(&range) {
             Some((first, rest)) => (Operation::Read { range: first }, Some(Operation::Read { range: rest })),
-            None => (operation, None),
+            None => (Operation::Read { range }, None),
         },
-        Operation::Write { range } => match cut(range) {
+        Operation::Write { range } => match cut(&range) {
             Some((first, rest)) => (Operation::Write { range: first }, Some(Operation::Write { range: rest })),
-            None => (operation, None),
+            None => (Operation::Write { range }, None),
         },
-        Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => (operation, None),
+        Operation::Flush => (Operation::Flush, None),
+        Operation::Discard { ranges } => {
+            let (first, rest) = split_ranges(ranges, |range| range, config.range_piece_bytes);
+            let rest = (!rest.is_empty()).then_some(Operation::Discard { ranges: rest });
+            (Operation::Discard { ranges: first }, rest)
+        }
+        Operation::WriteZeroes { ranges } => {
+            let (first, rest) = split_ranges(ranges, |zero| &mut zero.range, config.range_piece_bytes);
+            let rest = (!rest.is_empty()).then_some(Operation::WriteZeroes { ranges: rest });
+            (Operation::WriteZeroes { ranges: first }, rest)
+        }
     }
+}
+
+/// Splits ranges after those that have `piece_bytes` together, or within the first of them if it is longer.
+fn split_ranges<R: Clone>(
+    mut ranges: Vec<R>,
+    range_of: fn(&mut R) -> &mut Range<u64>,
+    piece_bytes: u64,
+) -> (Vec<R>, Vec<R>) {
+    let mut bytes = 0;
+    let fits = |range: &&mut Range<u64>| {
+        bytes += range.end - range.start;
+        bytes <= piece_bytes
+    };
+    let count = ranges.iter_mut().map(range_of).take_while(fits).count();
+    let mut rest = ranges.split_off(count);
+    if count == 0
+        && let Some(longer) = rest.first_mut()
+    {
+        let mut first = longer.clone();
+        let middle = range_piece_end(range_of(longer), piece_bytes);
+        range_of(&mut first).end = middle;
+        range_of(longer).start = middle;
+        ranges.push(first);
+    }
+    (ranges, rest)
 }

@@ -22,6 +22,7 @@ const CAPACITY: u64 = 1 << 20;
 const TRANSFER_BYTES_MAX: u32 = 8192;
 const RANGE_BYTES_MAX: u64 = 1 << 16;
 const RANGE_COUNT_MAX: u16 = 4;
+const RANGE_PIECE_BYTES: u64 = 1 << 14;
 const RING_SIZE: u16 = 8;
 const AVAILABLE: u64 = 128;
 const USED: u64 = 160;
@@ -43,6 +44,7 @@ pub fn run(data: &[u8]) {
         write_zeroes: options & 4 == 0,
         range_bytes_max: RANGE_BYTES_MAX,
         range_count_max: RANGE_COUNT_MAX,
+        range_piece_bytes: RANGE_PIECE_BYTES,
         transfer_bytes_max: TRANSFER_BYTES_MAX,
         ..DeviceConfig::disk("fuzz", "fuzz", CAPACITY)
     };

@@ -226,7 +226,7 @@ impl Queue {
     pub fn take(&mut self, context: &Context) -> Option<Taken> {
         // A head stays busy until its completion is published, so the loop ends after at most one round of the ring.
         loop {
-            if let Some(piece) = self.flights.next_piece(context.config.transfer_bytes_max) {
+            if let Some(piece) = self.flights.next_piece(context.config) {
                 return Some(piece);
             }
             let chain = match self.next_chain(context) {
@@ -326,13 +326,13 @@ impl Queue {
         self.in_flight += 1;
     }
 
-    /// Marks each write for repetition of which the disk may have lost finished pieces. It goes out again when all of
-    /// its pieces are back and none has failed.
+    /// Marks each write and write-zeroes for repetition of which the disk may have lost finished pieces. It goes out
+    /// again when all of its pieces are back and none has failed.
     pub fn repeat_parts(&mut self) {
         self.flights.repeat_parts();
     }
 
-    /// Returns whether [`Self::take`] has a write that goes out again.
+    /// Returns whether [`Self::take`] has a request that goes out again.
     pub fn has_repeats(&self) -> bool {
         self.flights.has_repeats()
     }

@@ -298,6 +298,7 @@ impl World<'_> {
         config.logical_block_bytes = 512;
         config.queue_count_max = self.disks[number].plan.queues;
         config.transfer_bytes_max = self.plan.conditions.piece_bytes;
+        config.range_piece_bytes = self.plan.conditions.piece_bytes.into();
         config
     }
 

@@ -96,6 +96,18 @@ fn a_discard_leaves_unknown_and_write_zeroes_leaves_zero() {
     assert!(bench.known(3) && !bench.known(4));
 }
 
+/// A long one comes in many pieces, and each would push out as much.
+#[test]
+fn a_long_write_zeroes_makes_nothing_known() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    let zeroes = |range| GuestOp::WriteZeroes { range, may_unmap: true, durable: false };
+    bench.do_from_disk(zeroes(blocks(8, 1025)), &[]);
+    assert!(bench.known(3) && !bench.known(8) && !bench.known(1032));
+    bench.do_from_disk(zeroes(blocks(8, 1024)), &[]);
+    assert!(bench.known(1031));
+}
+
 #[test]
 fn a_discard_of_everything_costs_no_more_than_what_is_known() {
     let mut bench = Bench::connected();

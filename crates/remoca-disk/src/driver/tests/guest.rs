@@ -7,7 +7,7 @@ use crate::driver::{Disk, Driver, Ended, Parts, Source};
 use crate::handover::{Checking, Successor};
 use crate::state::{self, Before, StateFile};
 use remoca_core::engine::{EngineConfig, Evicted};
-use remoca_core::units::{DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
@@ -358,6 +358,36 @@ fn of_several_ranges_the_worst_outcome_is_that_of_the_request() {
             }
         }
     }
+}
+
+/// One request of the guest is a million blocks. The first of them comes late.
+#[test]
+fn a_turn_takes_a_bounded_part_of_a_discard_and_forgets_no_more() {
+    const DISK: u64 = 4 << 30;
+    let device = DeviceConfig { capacity_bytes: DISK, ..device() };
+    let mut bench = Bench::start_with(config(1), device, |_, _| ());
+    bench.driver.vm.engine.resize_disk(DiskIndex(0), DISK);
+    bench.cache_first_page();
+    let ranges: Vec<_> = (0..16).rev().map(|at| (at << 19, 1 << 19, 0)).collect();
+    let ticket = bench.submit(Command::Discard(&ranges));
+    let (mut discarded, mut status) = (0, None);
+    while status.is_none() {
+        let asked = bench.asked();
+        let bytes = |op: &StoreOp| match op {
+            StoreOp::Discard { len, .. } => *len,
+            other => panic!("{other:?}"),
+        };
+        let bytes: u64 = asked.iter().map(bytes).sum();
+        assert!(0 < bytes && bytes < 80 << 20, "{asked:?} in one turn");
+        discarded += bytes;
+        let first = BlockId { disk: DiskIndex(0), bno: BlockNumber(0) };
+        let is_known = bench.driver.vm.engine.index().known(first).is_some();
+        assert_eq!(is_known, discarded <= 15 << 28, "after {discarded} bytes");
+        while answer(&bench.script, 0, Ok(()), 0) {}
+        bench.turn();
+        status = bench.guest.result(ticket);
+    }
+    assert_eq!((status, discarded), (Some(OK), DISK));
 }
 
 #[test]
