@@ -415,7 +415,8 @@ fn resume_cost() {
     let words = index.words;
     let pairs = [(DiskIndex(0), DiskIndex(0))];
     let started = std::time::Instant::now();
-    let index = CacheIndex::resume(words, Origin::Peer(&pairs), 1, 7, ZERO).map_err(|unusable| unusable.reason).unwrap();
+    let index =
+        CacheIndex::resume(words, Origin::Peer(&pairs), 1, 7, ZERO).map_err(|unusable| unusable.reason).unwrap();
     println!("the same in a migration: {} us", started.elapsed().as_micros());
     assert_eq!((index.known_blocks(), index.slot_counts().used), (known, used));
 }

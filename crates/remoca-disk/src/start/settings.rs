@@ -136,8 +136,7 @@ pub(super) fn hash_of(options: &Options) -> OptionHashes {
 /// Returns a hash of each size with that of `all` options, so that it is of no use beside another one: programs before this one
 /// leave it in the state file with theirs.
 fn hash_of_sizes(options: &Options, all: u64) -> u64 {
-    let [cache, local] =
-        [options.cache, options.local].map(|size| stable_hash(&[&size.to_string(), &all.to_string()]));
+    let [cache, local] = [options.cache, options.local].map(|size| stable_hash(&[&size.to_string(), &all.to_string()]));
     cache << 32 | local & LOWER
 }
 
