@@ -60,7 +60,7 @@ impl Setting {
         let mut vm = Vm::start(&self.folder.0, name, &options)?;
         match kind {
             Kind::Hit => vm.fill()?,
-            Kind::Miss => vm.evict_unknown()?,
+            Kind::Miss => vm.evict_unknown(1)?,
             Kind::Evicted => vm.evict_all()?,
         }
         Ok(vm)

@@ -20,6 +20,8 @@ use std::ptr::NonNull;
 
 /// Size of a huge page. Where the system has another one, the index is in small pages.
 const HUGE_PAGE: usize = 2 << 20;
+/// Number of huge pages that the system may fail to make before it is not asked for more. It looks for memory each time.
+const COLLAPSES_MISSED_MAX: usize = 16;
 
 /// Addresses that nothing else uses.
 struct Reserved {
@@ -108,12 +110,28 @@ impl IndexMemory {
         for at in (offset.next_multiple_of(huge)..).step_by(HUGE_PAGE).take_while(|at| at + huge <= offset + length) {
             fallocate(file, FallocateFlags::empty(), at, 1)?;
         }
-        // SAFETY: the mapping belongs to this value, and what it holds stays the same.
-        if unsafe { libc::madvise(memory.start.as_ptr().cast(), words * 4, libc::MADV_COLLAPSE) } != 0 {
-            tracing::debug!("the index is in small pages: {}", io::Error::last_os_error());
-        }
+        memory.collapse();
         fallocate(file, FallocateFlags::empty(), offset, length)?;
         Ok(memory)
+    }
+
+    /// Makes huge pages of small ones, as far as the system has some. What is in them stays the same.
+    fn collapse(&self) {
+        let (start, end) = (self.start.as_ptr().cast::<c_void>(), self.start.as_ptr().addr() + self.words * 4);
+        let first = start.wrapping_byte_add(start.addr().next_multiple_of(HUGE_PAGE) - start.addr());
+        // One at a time: the kernel leaves all others as they are behind the first one that it has not got.
+        let all = (0..).map(|at| first.wrapping_byte_add(at * HUGE_PAGE)).take_while(|at| at.addr() + HUGE_PAGE <= end);
+        let mut missing = 0;
+        for at in all {
+            // SAFETY: the range is within the mapping, which belongs to this value, and what it holds stays the same.
+            if unsafe { libc::madvise(at, HUGE_PAGE, libc::MADV_COLLAPSE) } != 0 {
+                missing += 1;
+                if missing == COLLAPSES_MISSED_MAX {
+                    tracing::debug!("most of the index is in small pages: {}", io::Error::last_os_error());
+                    return;
+                }
+            }
+        }
     }
 
     fn bytes(&self) -> u64 {

@@ -116,7 +116,7 @@ fn miss_cpu(scale: &Scale) -> Result<Figure> {
     let mut times = |depth| {
         let count = scale.count(200_000);
         Rounds::take(scale.rounds, |side| {
-            vm.evict_unknown()?;
+            vm.evict_unknown(count / 4)?;
             let (process, client) = match side {
                 Side::Ours => vm.parts(),
                 Side::Theirs | Side::TheirsAgain => (&peer.process, &mut peer.client),

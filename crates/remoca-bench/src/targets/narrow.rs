@@ -168,7 +168,7 @@ struct Guest {
 
 impl Guest {
     fn new(mut vm: Vm, caches_all: bool) -> Result<Self> {
-        vm.evict_unknown()?;
+        vm.evict_unknown(1)?;
         let random = Random(u64::from(vm.process.pid()));
         Ok(Self { vm, caches_all, memory: PageCache::default(), random })
     }

@@ -316,10 +316,10 @@ impl Vm {
         self.port()?.evict_blocks(blocks)
     }
 
-    /// Reports a page that is not on the disk as evicted. It is dropped, but shows that there is an agent, so that blocks are
-    /// not admitted when they are read.
-    pub fn evict_unknown(&mut self) -> Result<()> {
-        self.port()?.evict(&[0x5a; 4096])
+    /// Reports pages that are not on the disk as evicted. They are dropped, but show that there is an agent, so that blocks are
+    /// not admitted when they are read: as long as there is a page for each eight of them.
+    pub fn evict_unknown(&mut self, pages: usize) -> Result<()> {
+        self.port()?.evict_unknown(pages)
     }
 
     fn port(&mut self) -> Result<&mut Port> {

@@ -43,8 +43,15 @@ impl Port {
         content_of(blocks).chunks(usize::try_from(BATCH_BYTES)?).try_for_each(|pages| self.evict(pages))
     }
 
+    /// Reports pages that no disk holds, and waits until they are taken.
+    pub fn evict_unknown(&mut self, pages: usize) -> Result<()> {
+        let batch = vec![0x5a; usize::try_from(BATCH_BYTES)?];
+        let lengths = (1..=pages).rev().step_by(batch.len() / 4096).map(|left| left * 4096);
+        lengths.map(|bytes| bytes.min(batch.len())).try_for_each(|bytes| self.evict(&batch[..bytes]))
+    }
+
     /// Reports pages, and waits until they are taken.
-    pub fn evict(&mut self, pages: &[u8]) -> Result<()> {
+    fn evict(&mut self, pages: &[u8]) -> Result<()> {
         let status = self.guest.run(0, command(pages));
         ensure!(status == 0, "the eviction port failed a write");
         Ok(())
