@@ -35,7 +35,7 @@ struct MemoryArgs {
     #[arg(long, value_name = "ADDRESS")]
     monitor: Option<Address>,
 
-    /// Memory that its guest has at least, whatever its balloon is asked for [default: half of what it had at first]
+    /// Memory that its guest has at least, whatever its balloon is asked for [default: half of what it had at boot]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     guest_minimum: Option<u64>,
 }

@@ -10,7 +10,7 @@ pub struct Limits {
     pub weight: f64,
     /// Greatest loss against the size by weight, as a share of the miss ratio there; infinite without a bound.
     pub bound: f64,
-    /// Memory that its guest has at least; `None` for half of what it had at first.
+    /// Memory that its guest has at least; `None` for half of what it had at boot.
     pub guest_minimum_bytes: Option<u64>,
 }
 

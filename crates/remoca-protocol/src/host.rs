@@ -96,7 +96,7 @@ pub struct HostGuests {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HostGuest {
     /// "usable": it may be moved. "short": the guest is short of memory. "stuck": its balloon does not follow. "silent": its monitor does not
-    /// answer. "advised": it can only be looked at, or not even that.
+    /// answer. "advised": nothing can be taken from it.
     pub state: String,
     /// What it had when the daemon saw it first; `None` as long as its monitor has not answered.
     pub home_bytes: Option<u64>,

@@ -1,6 +1,6 @@
 //! What libvirt tells of a domain: its XML, and the lines of `virsh domstats`.
 
-use super::monitor::Unusable;
+use super::monitor::{Unusable, huge_pages, passed_device, plugged_memory};
 use super::statistics::{Told, is_often_enough};
 use roxmltree::{Document, Node};
 
@@ -16,7 +16,9 @@ pub(super) struct Domain {
     pub boot_bytes: u64,
     /// Whether its balloon driver is asked for statistics often enough.
     pub has_statistics: bool,
-    /// Why its memory is not to be moved.
+    /// Why nothing is to be taken from it.
+    pub held: Option<String>,
+    /// Why its memory cannot be moved in either direction.
     unusable: Option<Unusable>,
 }
 
@@ -35,44 +37,47 @@ impl Domain {
             uuid: text("uuid")?,
             boot_bytes: bytes(child(root, "memory").ok_or("its XML has no <memory>")?)?,
             has_statistics: period.is_some_and(|period| period.parse().is_ok_and(is_often_enough)),
+            held: held(root),
             unusable: unusable(root, balloon),
         })
     }
 
-    /// Checks that a balloon gives memory of this domain back to the host.
+    /// Checks that this domain has a balloon whose size says what its guest has.
     pub(super) fn check(&self) -> Result<(), Unusable> {
         self.unusable.clone().map_or(Ok(()), Err)
     }
 }
 
-fn unusable(root: Node<'_, '_>, balloon: Option<Node<'_, '_>>) -> Option<Unusable> {
+fn devices<'a, 'input>(root: Node<'a, 'input>) -> impl Iterator<Item = Node<'a, 'input>> {
     let devices = child(root, "devices").into_iter().flat_map(|devices| devices.children());
-    for device in devices.filter(Node::is_element) {
-        let kind = |name: &str| device.attribute(name).unwrap_or_default();
-        match device.tag_name().name() {
-            // Others, such as those of USB, do not reach the guest's memory by themselves.
-            "hostdev" if matches!(kind("type"), "pci" | "mdev") => {
-                return Some(Unusable::passed_device(&format!("hostdev {}", kind("type"))));
-            }
-            "interface" if matches!(kind("type"), "hostdev" | "vdpa") => {
-                return Some(Unusable::passed_device(&format!("interface {}", kind("type"))));
-            }
-            "memory" if matches!(kind("model"), "dimm" | "virtio-mem") => {
-                return Some(Unusable::plugged_memory(kind("model")));
-            }
-            _ => {}
-        }
-    }
-    let backing = |name: &str| child(root, "memoryBacking").is_some_and(|backing| child(backing, name).is_some());
-    if backing("hugepages") {
-        return Some(Unusable::huge_pages());
-    }
-    if backing("locked") {
-        let why = "its guest's memory is locked (<locked/>), so a balloon would give nothing back";
-        return Some(Unusable::Advised(why.into()));
+    devices.filter(Node::is_element)
+}
+
+fn unusable(root: Node<'_, '_>, balloon: Option<Node<'_, '_>>) -> Option<Unusable> {
+    let model = |device: Node<'_, '_>| device.attribute("model").unwrap_or_default().to_owned();
+    let mut memory = devices(root).filter(|device| device.has_tag_name("memory")).map(model);
+    // Some of it is in the sizes that libvirt tells, and may not be in those that it is told.
+    if let Some(kind) = memory.find(|model| matches!(model.as_str(), "dimm" | "virtio-mem")) {
+        return Some(Unusable::Advised(plugged_memory(&kind)));
     }
     let has_balloon = balloon.and_then(|balloon| balloon.attribute("model")).is_some_and(|model| model != "none");
     (!has_balloon).then(Unusable::no_balloon)
+}
+
+fn held(root: Node<'_, '_>) -> Option<String> {
+    let passed = devices(root).find_map(|device| {
+        let kind = device.attribute("type").unwrap_or_default();
+        match (device.tag_name().name(), kind) {
+            // Others, such as those of USB, do not reach the guest's memory by themselves.
+            (name @ "hostdev", "pci" | "mdev") | (name @ "interface", "hostdev" | "vdpa") => {
+                Some(passed_device(&format!("{name} {kind}")))
+            }
+            _ => None,
+        }
+    });
+    let has = |name: &str| child(root, "memoryBacking").is_some_and(|backing| child(backing, name).is_some());
+    let is_locked = || "its guest's memory is locked (<locked/>), so a balloon would give nothing back".to_owned();
+    passed.or_else(|| has("hugepages").then(huge_pages)).or_else(|| has("locked").then(is_locked))
 }
 
 fn child<'a, 'input>(node: Node<'a, 'input>, name: &str) -> Option<Node<'a, 'input>> {
@@ -120,6 +125,16 @@ pub(super) fn state_and_statistics(text: &str) -> Result<Said, String> {
     })
 }
 
+/// Reads what `virsh domjobinfo` prints. Returns what libvirt is at work on, or `None` if that is nothing.
+pub(super) fn job(text: &str) -> Option<String> {
+    let of = |key: &str| {
+        let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(name, _)| *name == key).map(|(_, value)| value.trim())
+    };
+    let operation = of("Operation").unwrap_or("unknown");
+    (of("Job type") != Some("None")).then(|| format!("libvirt is at work on its guest (operation: {operation})"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,17 +173,23 @@ mod tests {
     #[test]
     fn what_forbids_a_balloon_is_found() {
         for (elements, devices, why) in [
-            ("", "<memballoon model='none'/>", "has no balloon"),
             ("", "<hostdev mode='subsystem' type='pci' managed='yes'/>", "passed to its guest (hostdev pci)"),
             ("", "<hostdev mode='subsystem' type='mdev'/>", "passed to its guest (hostdev mdev)"),
             ("", "<interface type='hostdev'/>", "passed to its guest (interface hostdev)"),
             ("", "<interface type='vdpa'/>", "passed to its guest (interface vdpa)"),
-            ("", "<memory model='virtio-mem'/>", "(virtio-mem)"),
-            ("", "<memory model='dimm'/>", "(dimm)"),
             ("<memoryBacking><hugepages/></memoryBacking>", "", "huge pages"),
             ("<memoryBacking><locked/></memoryBacking>", "", "locked"),
         ] {
-            match domain(elements, devices).unwrap().check() {
+            let found = domain(elements, devices).unwrap();
+            assert!(found.held.as_ref().is_some_and(|text| text.contains(why)), "{found:?}");
+            assert!(found.check().is_ok(), "it can get memory: {found:?}");
+        }
+        for (devices, why) in [
+            ("<memballoon model='none'/>", "has no balloon"),
+            ("<memory model='virtio-mem'/>", "(virtio-mem)"),
+            ("<memory model='dimm'/>", "(dimm)"),
+        ] {
+            match domain("", devices).unwrap().check() {
                 Err(Unusable::Advised(text)) => assert!(text.contains(why), "{text}"),
                 other => panic!("{devices}: {other:?}"),
             }
@@ -176,7 +197,19 @@ mod tests {
         let usable =
             ["<hostdev mode='subsystem' type='usb'/>", "<interface type='network'/>", "<memory model='nvdimm'/>"];
         for devices in usable {
-            assert!(domain("<memoryBacking><access mode='shared'/></memoryBacking>", devices).unwrap().check().is_ok());
+            let found = domain("<memoryBacking><access mode='shared'/></memoryBacking>", devices).unwrap();
+            assert!(found.check().is_ok() && found.held.is_none(), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_job_of_libvirt_is_found() {
+        assert_eq!(job("Job type:         None        \n"), None);
+        let migrates =
+            "Job type:         Unbounded   \nOperation:        Outgoing migration\nTime elapsed:     12  ms\n";
+        assert!(job(migrates).unwrap().ends_with("(operation: Outgoing migration)"));
+        for text in ["", "Job type: Failed", "Operation: None", "nonsense"] {
+            assert!(job(text).is_some(), "{text}");
         }
     }
 

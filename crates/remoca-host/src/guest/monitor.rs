@@ -9,7 +9,7 @@ const AGENT_SILENT_AFTER_S: u64 = 15;
 const BOOT_BYTES_MAX: u64 = 1 << 46;
 
 /// Memory of one guest, as its monitor and its VM process tell.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestMemory {
     /// Memory that the guest had at boot.
     pub boot_bytes: u64,
@@ -20,6 +20,8 @@ pub struct GuestMemory {
     /// Memory that the guest says it could use without swapping.
     pub available_bytes: Option<u64>,
     pub pressure: Pressure,
+    /// Why nothing may be taken from it now. What was taken can go back all the same.
+    pub held: Option<String>,
 }
 
 /// What a guest says about its shortage of memory. Rates are those since the last reading.
@@ -32,10 +34,10 @@ pub struct Pressure {
     pub swapped_in_per_s: Option<f64>,
 }
 
-/// Why a guest's memory can be looked at but not moved, or not even looked at.
+/// Why a guest's memory cannot be moved in either direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
-    /// It has no balloon, or what it has would not give memory to the host.
+    /// It has no balloon, or does not run.
     Advised(String),
     /// Its monitor does not answer as it should.
     Silent(String),
@@ -46,7 +48,7 @@ pub trait Monitor: Send {
     /// Returns the guest's memory as it is now.
     ///
     /// # Errors
-    /// Why it is not to be moved, or nothing is known of it.
+    /// Why it cannot be moved, or nothing is known of it.
     fn read(&mut self) -> Result<GuestMemory, Unusable>;
 
     /// Asks the guest to use this much memory. It follows later, or never: [`Monitor::read`] tells.
@@ -78,7 +80,8 @@ pub(super) fn checked(memory: GuestMemory) -> Result<GuestMemory, Unusable> {
         )));
     }
     let available_bytes = available_bytes.map(|bytes| bytes.min(boot_bytes));
-    Ok(GuestMemory { available_bytes, ..memory })
+    let held = memory.held.map(shortened);
+    Ok(GuestMemory { available_bytes, held, ..memory })
 }
 
 impl Unusable {
@@ -102,25 +105,23 @@ impl Unusable {
         Self::Advised("its guest has no balloon: give it one (QEMU: -device virtio-balloon-pci)".into())
     }
 
-    pub(super) fn passed_device(which: &str) -> Self {
-        Self::Advised(format!(
-            "a device of the host is passed to its guest ({which}), which keeps all of the guest's memory: a balloon would give nothing back"
-        ))
-    }
-
-    pub(super) fn huge_pages() -> Self {
-        Self::Advised("its guest is on huge pages, which a balloon cannot give back".into())
-    }
-
-    pub(super) fn plugged_memory(kind: &str) -> Self {
-        Self::Advised(format!(
-            "its guest has memory that can be plugged ({kind}), which a balloon does not count right"
-        ))
-    }
-
     pub(super) fn is_paused() -> Self {
         Self::Advised("its guest does not run now".into())
     }
+}
+
+pub(super) fn passed_device(which: &str) -> String {
+    format!(
+        "a device of the host is passed to its guest ({which}), which keeps all of the guest's memory: a balloon would give nothing back"
+    )
+}
+
+pub(super) fn huge_pages() -> String {
+    "its guest is on huge pages, which a balloon cannot give back".into()
+}
+
+pub(super) fn plugged_memory(kind: &str) -> String {
+    format!("its guest has memory that can be plugged ({kind}), which a balloon does not count right")
 }
 
 #[cfg(test)]
@@ -132,7 +133,7 @@ mod tests {
     fn what_the_vm_process_knows_of_its_guest_is_added() {
         let mut status = crate::testing::status("a", 0, 0);
         let memory = GuestMemory { boot_bytes: 1, ..GuestMemory::default() };
-        assert_eq!(memory.with_status(&status), memory);
+        assert_eq!(memory.clone().with_status(&status), memory);
         status.memory.guest_resident_bytes = Some(7);
         let told = |heard: u64| {
             json!({"socket": "p", "attached": true, "nbd_clients": null, "advice": 0, "agent_heard_s_ago": heard,
@@ -140,7 +141,7 @@ mod tests {
         };
         for (heard, some) in [(15, Some(12.5)), (16, None)] {
             status.port = Some(serde_json::from_value(told(heard)).unwrap());
-            let with = memory.with_status(&status);
+            let with = memory.clone().with_status(&status);
             assert_eq!((with.resident_bytes, with.pressure.some_avg10), (Some(7), some));
         }
     }

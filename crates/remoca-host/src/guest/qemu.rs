@@ -2,7 +2,7 @@
 //!
 //! Each look connects anew, so that the monitor is free for others in between.
 
-use super::monitor::{GuestMemory, Monitor, Unusable, checked};
+use super::monitor::{GuestMemory, Monitor, Unusable, checked, huge_pages, passed_device, plugged_memory};
 use super::statistics::{PERIOD_S, Statistics, Told, is_often_enough};
 
 use remoca_qmp::{Error, Limit, Qmp};
@@ -41,19 +41,21 @@ impl Monitor for Qemu {
         let mut qmp = self.connect().map_err(Unusable::Silent)?;
         let mut asked = Asked { qmp: &mut qmp, socket: &self.socket };
         let devices = asked.devices()?;
-        asked.check_devices(&devices)?;
-        asked.check_memory()?;
-        asked.check_state()?;
+        asked.check_running()?;
+        let plugged = asked.plugged()?;
+        let held = asked.held(&devices, &plugged)?;
         let boot_bytes = asked.number("query-memory-size-summary", "base-memory")?;
-        let actual_bytes = asked.number("query-balloon", "actual")?;
+        let actual_bytes = asked.number("query-balloon", "actual")?.saturating_sub(plugged.counted_bytes);
         let told = asked.told(&devices)?;
         let (available_bytes, pressure) = self.statistics.hear(Instant::now(), told, actual_bytes);
-        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure })
+        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held })
     }
 
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {
         let mut qmp = self.connect()?;
-        match qmp.execute("balloon", json!({ "value": bytes })) {
+        let plugged = Asked { qmp: &mut qmp, socket: &self.socket }.plugged();
+        let plugged = plugged.map_err(|unusable| unusable.why().to_owned())?;
+        match qmp.execute("balloon", json!({ "value": bytes.saturating_add(plugged.counted_bytes) })) {
             Ok(_) => Ok(()),
             Err(error) => Err(format!("the monitor at {}: {error}", self.socket.display())),
         }
@@ -70,6 +72,14 @@ impl Device {
     fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap_or_default()
     }
+}
+
+/// Memory of the guest beside that which it had at boot.
+struct Plugged {
+    /// What it is, if there is any.
+    kind: Option<&'static str>,
+    /// What the sizes of the balloon count of it: QEMU adds DIMMs to the memory at boot, and nothing else.
+    counted_bytes: u64,
 }
 
 /// What one call asks.
@@ -124,45 +134,61 @@ impl Asked<'_> {
         Ok(devices)
     }
 
-    fn check_devices(&mut self, devices: &[Device]) -> Result<(), Unusable> {
-        let is_passed = |device: &&Device| device.kind.starts_with("vfio") || device.kind.starts_with("vhost-vdpa");
-        if let Some(Device { kind, path }) = devices.iter().find(is_passed) {
-            let name = path.rsplit('/').next().unwrap_or_default();
-            return Err(Unusable::passed_device(&format!("{kind} {name}")));
-        }
-        if devices.iter().any(|device| device.kind.starts_with("virtio-mem")) {
-            return Err(Unusable::plugged_memory("virtio-mem"));
-        }
-        Ok(())
-    }
-
-    fn check_memory(&mut self) -> Result<(), Unusable> {
+    fn plugged(&mut self) -> Result<Plugged, Unusable> {
+        let mut plugged = Plugged { kind: None, counted_bytes: 0 };
         for device in self.list("query-memory-devices", json!({}))? {
-            if let Some(kind @ ("dimm" | "virtio-mem")) = device["type"].as_str() {
-                return Err(Unusable::plugged_memory(kind));
+            match device["type"].as_str() {
+                Some("dimm") => {
+                    let size = device["data"]["size"].as_u64();
+                    let size = size.ok_or_else(|| self.silent("query-memory-devices tells no size of a DIMM"))?;
+                    plugged.kind = Some("dimm");
+                    plugged.counted_bytes = plugged.counted_bytes.saturating_add(size);
+                }
+                Some("virtio-mem") => plugged.kind = Some("virtio-mem"),
+                _ => {}
             }
         }
+        Ok(plugged)
+    }
+
+    /// Returns why nothing may be taken from the guest now.
+    fn held(&mut self, devices: &[Device], plugged: &Plugged) -> Result<Option<String>, Unusable> {
+        let is_passed = |device: &&Device| device.kind.starts_with("vfio") || device.kind.starts_with("vhost-vdpa");
+        if let Some(device) = devices.iter().find(is_passed) {
+            return Ok(Some(passed_device(&format!("{} {}", device.kind, device.name()))));
+        }
+        let has_virtio_mem = devices.iter().any(|device| device.kind.starts_with("virtio-mem"));
+        if let Some(kind) = plugged.kind.or(has_virtio_mem.then_some("virtio-mem")) {
+            return Ok(Some(plugged_memory(kind)));
+        }
+        if self.has_huge_pages()? {
+            return Ok(Some(huge_pages()));
+        }
+        let migration = self.ask("query-migrate", json!({}))?;
+        Ok(match migration["status"].as_str() {
+            None | Some("none" | "completed" | "failed" | "cancelled") => None,
+            Some(_) => Some("its guest is migrating".into()),
+        })
+    }
+
+    fn has_huge_pages(&mut self) -> Result<bool, Unusable> {
         for backend in self.list("query-memdev", json!({}))? {
             let Some(id) = backend["id"].as_str() else { continue };
             let path = format!("/objects/{id}");
             let is_huge = self.property(&path, "hugetlb")?.as_bool() == Some(true)
                 || self.property(&path, "mem-path")?.as_str().is_some_and(is_on_huge_pages);
             if is_huge {
-                return Err(Unusable::huge_pages());
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
-    fn check_state(&mut self) -> Result<(), Unusable> {
+    fn check_running(&mut self) -> Result<(), Unusable> {
         let status = self.ask("query-status", json!({}))?;
-        if status["running"].as_bool() != Some(true) {
-            return Err(Unusable::is_paused());
-        }
-        let migration = self.ask("query-migrate", json!({}))?;
-        match migration["status"].as_str() {
-            None | Some("none" | "completed" | "failed" | "cancelled") => Ok(()),
-            Some(_) => Err(Unusable::Advised("its guest is migrating".into())),
+        match status["running"].as_bool() {
+            Some(true) => Ok(()),
+            _ => Err(Unusable::is_paused()),
         }
     }
 

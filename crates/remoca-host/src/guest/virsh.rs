@@ -1,6 +1,6 @@
 //! The monitor of a domain of libvirt, which `virsh` asks. Libvirt's own monitor of its QEMU is never touched.
 
-use super::domain::{Domain, state_and_statistics};
+use super::domain::{Domain, job, state_and_statistics};
 use super::monitor::{GuestMemory, Monitor, Unusable, checked};
 use super::statistics::{PERIOD_S, Statistics};
 
@@ -56,6 +56,12 @@ impl Virsh {
             false => Err(Unusable::Silent(format!("libvirt has no running domain with the name {}", self.name))),
         }
     }
+
+    /// Returns what libvirt does with the domain beside running it: nothing may be taken from its guest meanwhile.
+    fn job(&self, domain: &Domain) -> Option<String> {
+        let unknown = |why| Some(format!("libvirt does not tell whether its guest migrates: {why}"));
+        self.run(&["domjobinfo", &domain.uuid]).map_or_else(unknown, |text| job(&text))
+    }
 }
 
 impl Monitor for Virsh {
@@ -74,13 +80,15 @@ impl Monitor for Virsh {
         if !said.is_running {
             return Err(Unusable::is_paused());
         }
+        let held = domain.held.clone().or_else(|| self.job(&domain));
         let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told, said.actual_bytes);
         let (boot_bytes, actual_bytes) = (domain.boot_bytes, said.actual_bytes);
-        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure })
+        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held })
     }
 
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {
-        let domain = self.domain().map_err(|unusable| unusable.why().to_owned())?;
+        let domain = self.domain().and_then(|domain| domain.check().map(|()| domain));
+        let domain = domain.map_err(|unusable| unusable.why().to_owned())?;
         self.run(&["setmem", &domain.uuid, &(bytes >> 10).to_string(), "--live"]).map(drop)
     }
 }

@@ -62,7 +62,7 @@ impl Planner {
 
     /// Returns the sum of what guests lend. One that was not looked at from both sides yet counts with all that was taken from it.
     fn lent_at_most(&self, now: Duration) -> u64 {
-        let of = |guest: &KnownGuest| match (guest.memory, guest.resident) {
+        let of = |guest: &KnownGuest| match (&guest.memory, guest.resident) {
             (Some(_), Some(_)) => guest.lent(),
             _ => guest.taken(),
         };

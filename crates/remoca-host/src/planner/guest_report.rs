@@ -52,7 +52,7 @@ impl Planner {
     }
 
     pub(super) fn guest_report(&self, now: Duration, limits: &Limits, guest: &KnownGuest) -> HostGuest {
-        let (short, bond) = (guest.pressure(), guest.bond(now));
+        let (short, bond) = (guest.pressure(), guest.bond(now).or_else(|| guest.held()));
         let taken_bytes = guest.taken();
         let (state, why) = match (&guest.unusable, short, bond) {
             (Some(Unusable::Silent(why)), ..) => ("silent", why.clone()),
@@ -66,7 +66,7 @@ impl Planner {
         HostGuest {
             state: state.into(),
             home_bytes: guest.sizes.map(|sizes| sizes.home_bytes),
-            guest_bytes: guest.memory.map(|memory| memory.actual_bytes),
+            guest_bytes: guest.memory.as_ref().map(|memory| memory.actual_bytes),
             resident_bytes: guest.resident,
             lent_bytes: guest.lent(),
             taken_bytes,

@@ -22,6 +22,8 @@ const MAJOR_FAULTS_MAX: f64 = 200.;
 const SWAPPED_IN_MAX: f64 = 50.;
 /// Windows for which a guest that was short of memory, or whose balloon did not follow, lends nothing.
 pub(super) const LEFT_WINDOWS: u32 = 10;
+/// Number of answers of its monitor within which a guest is to tell of its memory for the first time.
+const ANSWERS_UNTIL_TOLD: u32 = 3;
 /// How long what a VM process saw last counts, if it sees nothing any longer: it may be a new program, to which the guest comes back.
 const UNSEEN_FOR: Duration = Duration::from_secs(60);
 /// Windows, and blocks read, after which a curve is that of the guest's new size.
@@ -35,6 +37,8 @@ pub(super) struct KnownGuest {
     pub(super) sizes: Option<GuestRecord>,
     /// Newest answer of its monitor to this daemon.
     pub(super) memory: Option<GuestMemory>,
+    /// Number of answers of its monitor.
+    answers: u32,
     /// Memory that it takes of the host, as its VM process said last.
     pub(super) resident: Option<u64>,
     /// Share of time in which its tasks wait for memory, as its agent says.
@@ -72,6 +76,7 @@ impl KnownGuest {
         Self {
             sizes: recorded,
             memory: None,
+            answers: 0,
             resident: None,
             waits: None,
             unseen_since: None,
@@ -104,6 +109,7 @@ impl KnownGuest {
         sizes.base_bytes = sizes.base_bytes.min(sizes.home_bytes);
         self.unusable = None;
         self.memory = Some(memory);
+        self.answers = self.answers.saturating_add(1);
     }
 
     /// Takes what its VM process says of the memory that it takes of the host.
@@ -113,7 +119,7 @@ impl KnownGuest {
         } else if now.saturating_sub(*self.unseen_since.get_or_insert(now)) >= UNSEEN_FOR {
             self.resident = None;
         }
-        let (Some(sizes), Some(memory), Some(resident)) = (&mut self.sizes, self.memory, resident) else { return };
+        let (Some(sizes), Some(memory), Some(resident)) = (&mut self.sizes, &self.memory, resident) else { return };
         // Only what the host sees makes it larger: a guest can say anything.
         sizes.home_bytes = sizes.home_bytes.max(resident.min(memory.boot_bytes));
     }
@@ -125,7 +131,7 @@ impl KnownGuest {
 
     /// Returns what was taken from it and the host has seen.
     pub(super) fn lent(&self) -> u64 {
-        let (Some(sizes), Some(memory), Some(resident)) = (self.sizes, self.memory, self.resident) else { return 0 };
+        let (Some(sizes), Some(memory), Some(resident)) = (self.sizes, &self.memory, self.resident) else { return 0 };
         sizes.base_bytes.saturating_sub(sizes.asked_bytes.max(memory.actual_bytes).max(resident))
     }
 
@@ -142,6 +148,35 @@ impl KnownGuest {
             );
         }
         self.left.as_ref().filter(|_| self.is_left(now)).map(|(_, why)| why.clone())
+    }
+
+    /// Returns why nothing is taken from it now, though it can get back what was; `None` if something may be.
+    pub(super) fn held(&self) -> Option<String> {
+        let memory = self.memory.as_ref()?;
+        let tells_nothing = || "its balloon driver does not tell how much memory is available in it, so nobody would see that it is short of memory";
+        memory.held.clone().or_else(|| memory.available_bytes.is_none().then(|| tells_nothing().into()))
+    }
+
+    /// Returns whether it may still tell of its memory for the first time: its monitor may have just asked it to.
+    pub(super) fn may_tell_soon(&self) -> bool {
+        let is_mute = |memory: &GuestMemory| memory.held.is_none() && memory.available_bytes.is_none();
+        self.unusable.is_none() && self.answers < ANSWERS_UNTIL_TOLD && self.memory.as_ref().is_some_and(is_mute)
+    }
+
+    /// Returns why a step that was to take it down from `from_bytes` is not made any longer; `None` if it may be.
+    pub(super) fn objection(&self, at: Moment, from_bytes: u64) -> Option<String> {
+        if let Some(why) = self.held() {
+            return Some(why);
+        }
+        if self.is_spared(at.now) {
+            return Some("it lends nothing for a while".into());
+        }
+        (self.has() > from_bytes).then(|| "it got more memory since that was planned".into())
+    }
+
+    /// Returns whether it lends nothing for a while, because it was short of memory or may not have what is its own.
+    fn is_spared(&self, now: Duration) -> bool {
+        self.spared_until.is_some_and(|until| now < until) || self.is_untold()
     }
 
     /// Leaves it alone from now on, for a while.
@@ -189,13 +224,12 @@ impl KnownGuest {
     /// Returns what it has or will have: the balloon may be behind, the guest may have taken some back by itself, and somebody else may have
     /// given it more than it had at first.
     pub(super) fn has(&self) -> u64 {
-        let actual = self.memory.map_or(0, |memory| memory.actual_bytes);
-        self.sizes.unwrap_or_default().asked_bytes.max(actual)
+        self.sizes.unwrap_or_default().asked_bytes.max(self.actual())
     }
 
     /// Returns the size that its balloon leaves to it, and the one that it had without what was taken; `None` if nothing is missing.
     pub(super) fn missing(&self) -> Option<(u64, u64)> {
-        let (sizes, memory) = (self.sizes?, self.memory?);
+        let (sizes, memory) = (self.sizes?, self.memory.as_ref()?);
         let has = sizes.asked_bytes.min(memory.actual_bytes);
         ((sizes.taken() > 0 || sizes.is_untold) && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
     }
@@ -210,10 +244,16 @@ impl KnownGuest {
         self.left.as_ref().is_some_and(|(until, _)| now < *until)
     }
 
-    /// Returns the size below which it is never taken.
+    /// Returns the size below which it is never taken. What it booted with is the same at each host; what it was first seen with is less after a
+    /// migration.
     pub(super) fn minimum(&self, limits: &Limits) -> u64 {
         let home = self.sizes.map_or(0, |sizes| sizes.home_bytes);
-        limits.guest_minimum_bytes.unwrap_or(home / 2)
+        let boot = self.memory.as_ref().map_or(home, |memory| memory.boot_bytes);
+        limits.guest_minimum_bytes.unwrap_or(boot / 2)
+    }
+
+    fn actual(&self) -> u64 {
+        self.memory.as_ref().map_or(0, |memory| memory.actual_bytes)
     }
 
     /// Returns the size that it is taken down to for a round: three quarters of the way to its minimum.
@@ -224,8 +264,8 @@ impl KnownGuest {
 
     /// Returns what it could lend.
     pub(super) fn could_lend(&self, limits: &Limits) -> u64 {
-        let actual = self.memory.map_or(0, |memory| memory.actual_bytes);
-        actual.saturating_sub(self.visible(limits))
+        let most = self.actual().saturating_sub(self.visible(limits));
+        if self.held().is_some() { 0 } else { most }
     }
 
     /// Returns the most that it could lend in its next step.
@@ -236,18 +276,18 @@ impl KnownGuest {
 
     /// Returns the size to ask for in the next step of lending, in whole units below what it has; `None` if it lends no more.
     pub(super) fn next_step(&self, at: Moment, limits: &Limits, unit: u64) -> Option<u64> {
-        let is_spared = self.spared_until.is_some_and(|until| at.now < until) || self.is_untold();
-        if self.bond(at.now).is_some() || is_spared || self.pressure().is_some() {
+        if self.bond(at.now).is_some() || self.is_spared(at.now) || self.pressure().is_some() {
             return None;
         }
-        let memory = self.memory?;
+        let memory = self.memory.as_ref()?;
         let sizes = self.sizes?;
         if memory.actual_bytes > sizes.home_bytes {
             // Somebody else gave it more, and the host has not seen that in it: it would count as nothing, and not be given back.
             return None;
         }
         let step = self.step_max(limits, unit) / unit * unit;
-        let is_short = memory.available_bytes.is_some_and(|available| available < available_min(memory) + step);
+        // It is never helped if it does not tell.
+        let is_short = memory.available_bytes.is_none_or(|available| available < available_min(memory) + step);
         if step == 0 || is_short {
             return None;
         }
@@ -256,7 +296,7 @@ impl KnownGuest {
 
     /// Notes what it would have without what was taken, before something more is.
     pub(super) fn rebase(&mut self) {
-        let (Some(sizes), Some(memory)) = (&mut self.sizes, self.memory) else { return };
+        let (Some(sizes), Some(memory)) = (&mut self.sizes, &self.memory) else { return };
         let actual = memory.actual_bytes;
         if sizes.taken() == 0 || actual > sizes.base_bytes {
             sizes.base_bytes = actual.min(sizes.home_bytes);
@@ -315,14 +355,14 @@ impl KnownGuest {
 
     /// Returns whether a change of its size to `to_bytes` is seen.
     pub(super) fn follows(&self, takes: bool, to_bytes: u64, unit: u64) -> bool {
-        let Some(memory) = self.memory else { return false };
+        let Some(memory) = &self.memory else { return false };
         let is_seen = || self.resident.is_some_and(|resident| resident <= to_bytes.saturating_add(unit));
         if takes { memory.actual_bytes <= to_bytes && is_seen() } else { memory.actual_bytes >= to_bytes }
     }
 
     /// Returns why it is said to be short of memory, or `None` if it is not.
     pub(super) fn pressure(&self) -> Option<String> {
-        let memory = self.memory.filter(|_| self.unusable.is_none())?;
+        let memory = self.memory.as_ref().filter(|_| self.unusable.is_none())?;
         let over = |number: Option<f64>, most: f64| number.filter(|number| *number > most);
         if let Some(share) = over(memory.pressure.some_avg10.or(self.waits), WAITING_MAX) {
             return Some(format!("its tasks wait for memory {share:.0} % of the time"));
@@ -339,7 +379,7 @@ impl KnownGuest {
 }
 
 /// Returns the least memory that must be available to a guest.
-fn available_min(memory: GuestMemory) -> u64 {
+fn available_min(memory: &GuestMemory) -> u64 {
     memory.actual_bytes / AVAILABLE_SHARE
 }
 

@@ -260,7 +260,7 @@ impl Planner {
         }
     }
 
-    /// Returns whether changes are under way.
+    /// Returns whether changes are under way, or may be soon.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.intent.is_some()
@@ -268,6 +268,7 @@ impl Planner {
             || !self.reliefs.is_empty()
             || self.round.phase != Phase::Rest
             || self.looked_at.is_none()
+            || self.awaits_guests()
     }
 
     /// Returns the names of the VMs that have a part in the division.

@@ -96,7 +96,7 @@ impl Intent {
     }
 
     /// Decides what becomes of the intent of a daemon that died, by the size of each VM and guest now (`wanted`); `None` for one that does not
-    /// answer. A young intent goes on where it was. Of an old one, what was done is undone.
+    /// answer. A young intent goes on where it was. Of an old one, what was done is undone, but no guest gives what it was given.
     #[must_use]
     pub fn resumed(mut self, is_young: bool, wanted: impl Fn(&str, Side) -> Option<u64>) -> Self {
         let begun = |change: &Move| matches!(change.stage, Stage::Begun | Stage::Done);
@@ -107,8 +107,9 @@ impl Intent {
             let now = wanted(&change.vm, change.side);
             change.stage = match (change.stage, now) {
                 (Stage::Dropped, _) | (_, None) => Stage::Dropped,
-                // A guest follows slowly, and may be anywhere between the two. It can be told again.
-                (stage, Some(_)) if change.side == Side::Guest && !is_young => stage,
+                // A guest follows slowly, and may be anywhere between the two. It can be told again, unless it has followed: it may have got
+                // something since.
+                (stage, Some(_)) if change.side == Side::Guest && (!is_young || stage == Stage::Done) => stage,
                 (_, Some(_)) if change.side == Side::Guest => Stage::Planned,
                 // A take is over when it is seen in the granted size, which is not known here.
                 (_, Some(now)) if now == change.to_bytes && change.takes() => Stage::Begun,
@@ -121,7 +122,10 @@ impl Intent {
         if is_young {
             return self;
         }
-        self.moves.retain(begun);
+        let is_given = |change: &&Move| change.side == Side::Guest && !change.takes() && begun(change);
+        let given: Vec<String> = self.moves.iter().filter(is_given).map(|change| change.vm.clone()).collect();
+        // The cache of such a guest does without, too.
+        self.moves.retain(|change| begun(change) && !given.contains(&change.vm));
         for change in &mut self.moves {
             (change.from_bytes, change.to_bytes, change.stage) = (change.to_bytes, change.from_bytes, Stage::Planned);
             (change.miss_ratio, change.miss_ratio_then) = (change.miss_ratio_then, change.miss_ratio);
@@ -183,6 +187,32 @@ mod tests {
         let wanted = |_: &str, side| Some(if side == Side::Guest { 85 } else { 20 });
         assert_eq!(stages(&intent.clone().resumed(true, wanted)), [("a", 80, Planned), ("a", 30, Planned)]);
         assert_eq!(stages(&intent.resumed(false, wanted)), [("a", 90, Planned)]);
+    }
+
+    #[test]
+    fn a_guest_that_followed_is_not_told_again() {
+        use Stage::{Done, Planned};
+        let guest = Move { side: Side::Guest, ..change("a", 90, 80, Done) };
+        let intent = Intent { at_s: 0, moves: vec![guest, change("a", 20, 30, Planned)] };
+        let wanted = |_: &str, side| Some(if side == Side::Guest { 86 } else { 20 });
+        assert_eq!(stages(&intent.clone().resumed(true, wanted)), [("a", 80, Done), ("a", 30, Planned)]);
+        assert_eq!(stages(&intent.resumed(false, wanted)), [("a", 90, Planned)]);
+    }
+
+    #[test]
+    fn nothing_that_a_guest_was_given_is_taken_from_it_again() {
+        use Stage::{Begun, Done, Planned};
+        for stage in [Begun, Done] {
+            let moves = vec![
+                change("a", 30, 20, Done),
+                change("b", 30, 20, Done),
+                Move { side: Side::Guest, ..change("a", 80, 90, stage) },
+                Move { side: Side::Guest, ..change("b", 80, 90, Planned) },
+            ];
+            let wanted = |_: &str, side| Some(if side == Side::Guest { 80 } else { 20 });
+            let old = Intent { at_s: 0, moves }.resumed(false, wanted);
+            assert_eq!(stages(&old), [("b", 30, Planned)]);
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ impl Planner {
             }
             Side::Guest => {
                 let guest = self.guests.get(name).filter(|guest| guest.unusable.is_none())?;
-                Some(guest.memory?.actual_bytes)
+                Some(guest.memory.as_ref()?.actual_bytes)
             }
         };
         let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);

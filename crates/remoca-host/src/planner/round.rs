@@ -5,7 +5,7 @@
 
 use super::Planner;
 use super::guests::{KnownGuest, SETTLED_WINDOWS};
-use super::interface::{GuestRecord, Moment, Phase, Round};
+use super::interface::{GuestRecord, GuestTerms, Moment, Phase, Round};
 use super::moves::{Intent, Move, Side};
 use crate::guest::{GuestMemory, Unusable};
 use crate::plan::Memory;
@@ -177,6 +177,12 @@ impl Planner {
         self.guests.iter().any(|guest| could(guest).is_some())
     }
 
+    /// Returns whether a round may be possible as soon as guests have told of their memory.
+    pub(super) fn awaits_guests(&self) -> bool {
+        let has_rounds = self.settings.guests.is_some_and(|terms| terms.rest != GuestTerms::NO_ROUNDS.rest);
+        has_rounds && self.guests.iter().any(|(name, guest)| self.vms.contains_key(name) && guest.may_tell_soon())
+    }
+
     /// Returns the limits of a VM whose cache can take what its guest lends; `None` if it cannot.
     fn lender(&self, now: Duration, name: &str) -> Option<crate::limits::Limits> {
         let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
@@ -216,7 +222,7 @@ impl Planner {
             let Some(guest) = self.guests.get_mut(&name) else { continue };
             let Some(to) = guest.next_step(at, &limits, memory.unit_bytes) else { continue };
             guest.rebase();
-            let from = guest.memory.map_or(to, |memory| memory.actual_bytes);
+            let from = guest.memory.as_ref().map_or(to, |memory| memory.actual_bytes);
             let grown = has.next_multiple_of(memory.unit_bytes).saturating_add(from - to);
             let why = "its guest lends memory, so that its curve is seen".to_owned();
             moves.push(exchange(&name, Side::Guest, from, to, &why));
@@ -244,7 +250,7 @@ impl Planner {
         let mut moves = Vec::new();
         for (name, guest) in &self.guests {
             let (Some(limits), Some(sizes)) = (self.lender(at.now, name), guest.sizes) else { continue };
-            let Some(actual) = guest.memory.map(|memory| memory.actual_bytes) else { continue };
+            let Some(actual) = guest.memory.as_ref().map(|memory| memory.actual_bytes) else { continue };
             if guest.bond(at.now).is_some() {
                 continue;
             }

@@ -27,15 +27,17 @@ impl Planner {
     }
 
     fn next_of_intent(&mut self, at: Moment) -> Option<Step> {
-        let intent = self.intent.as_ref()?;
-        let is_planned = |change: &&Move| change.stage == Stage::Planned;
         // All are told to give back at once.
-        let take = intent.moves.iter().filter(|change| change.takes()).find(is_planned);
-        if let Some(take) = take {
-            let step = Step { vm: take.vm.clone(), side: take.side, bytes: take.to_bytes };
-            return Some(self.begin(at, step));
+        while let Some(take) = self.next_take() {
+            let guest = self.guests.get(&take.vm).filter(|_| take.side == Side::Guest);
+            let Some(why) = guest.and_then(|guest| guest.objection(at, take.from_bytes)) else {
+                return Some(self.begin(at, Step { vm: take.vm, side: take.side, bytes: take.to_bytes }));
+            };
+            self.drop_move(at, &take.vm, Side::Guest, &why);
+            // A former daemon may have told its balloon already.
+            self.note_untold(&take.vm, true);
         }
-        if intent.open(true).is_some() {
+        if self.intent.as_ref()?.open(true).is_some() {
             return None;
         }
         while let Some(give) = self.next_give() {
@@ -53,6 +55,12 @@ impl Planner {
             self.drop_move(at, &give.vm, give.side, "what was to be taken for it did not come back");
         }
         None
+    }
+
+    /// Returns the change that takes and comes next.
+    fn next_take(&self) -> Option<Move> {
+        let moves = &self.intent.as_ref()?.moves;
+        moves.iter().find(|change| change.takes() && change.stage == Stage::Planned).cloned()
     }
 
     /// Returns the change that gives and comes next, or whose answer is awaited. Guests need not be waited for one after the other.

@@ -5,6 +5,7 @@ mod back;
 mod balloon;
 mod guests;
 mod half_done;
+mod held;
 mod hostile_guests;
 mod known_guest;
 mod recovery;

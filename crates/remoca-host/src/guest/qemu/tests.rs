@@ -102,7 +102,7 @@ fn a_usable_guest_is_read_and_asked() {
     let qemu = Fake::start(&[]);
     let mut monitor = qemu.monitor();
     let memory = GuestMemory { boot_bytes: GIB, actual_bytes: GIB / 4 * 3, ..GuestMemory::default() };
-    assert_eq!(monitor.read(), Ok(memory));
+    assert_eq!(monitor.read(), Ok(memory.clone()));
     assert_eq!(monitor.read(), Ok(memory), "the same message of the guest says nothing about its rates");
     assert_eq!(monitor.set_bytes(1 << 20), Ok(()));
     let refused = monitor.set_bytes(1 << 21).unwrap_err();
@@ -131,24 +131,45 @@ fn statistics_are_begun_and_what_the_guest_does_not_tell_is_left_out() {
 }
 
 #[test]
-fn what_forbids_a_balloon_is_found() {
+fn a_balloon_that_cannot_move_is_found() {
+    let none = r#"!{"error":{"class":"DeviceNotActive","desc":"none"},"id":ID}"#.to_owned() + "\n";
+    assert!(advised(&[("query-balloon", &none)]).contains("has no balloon"));
+    assert!(advised(&[("query-status", r#"{"running":false}"#)]).contains("does not run"));
+}
+
+/// It can get back what was taken from it, so its numbers come along.
+#[test]
+fn what_forbids_to_take_from_a_guest_is_found() {
     let named = "qom-list /machine/peripheral";
     for (command, answer, why) in [
-        ("query-balloon", r#"!{"error":{"class":"DeviceNotActive","desc":"none"},"id":ID}"#, "has no balloon"),
         (named, r#"[{"name":"gpu","type":"child<vfio-pci>"}]"#, "(vfio-pci gpu)"),
         (named, r#"[{"name":"net","type":"child<vhost-vdpa-device-pci>"}]"#, "(vhost-vdpa-device-pci net)"),
         (named, r#"[{"name":"m","type":"child<virtio-mem-pci>"}]"#, "(virtio-mem)"),
-        ("query-memory-devices", r#"[{"type":"nvdimm"},{"type":"dimm","data":{}}]"#, "(dimm)"),
+        ("query-memory-devices", r#"[{"type":"nvdimm"},{"type":"dimm","data":{"size":4096}}]"#, "(dimm)"),
         ("query-memory-devices", r#"[{"type":"virtio-mem"}]"#, "(virtio-mem)"),
         ("qom-get /objects/mem hugetlb", "true", "huge pages"),
-        ("query-status", r#"{"running":false}"#, "does not run"),
         ("query-migrate", r#"{"status":"active"}"#, "is migrating"),
     ] {
-        let answer = answer.to_owned() + if answer.starts_with('!') { "\n" } else { "" };
-        let found = advised(&[(command, &answer)]);
-        assert!(found.contains(why), "{found}");
+        let found = Fake::start(&[(command, answer)]).read().unwrap();
+        assert!(found.held.as_ref().is_some_and(|held| held.contains(why)), "{found:?}");
+        assert_eq!(found.boot_bytes, GIB);
     }
-    assert!(Fake::start(&[("query-migrate", r#"{"status":"completed"}"#)]).read().is_ok());
+    assert_eq!(Fake::start(&[("query-migrate", r#"{"status":"completed"}"#)]).read().unwrap().held, None);
+}
+
+/// QEMU counts DIMMs in what the balloon leaves, and in what it is asked to leave: without them a size to give back would take.
+#[test]
+fn memory_that_was_plugged_in_is_in_no_size() {
+    let devices = r#"[{"type":"dimm","data":{"size":268435456}},{"type":"nvdimm","data":{"size":1}},{"type":"virtio-mem","data":{"size":1}}]"#;
+    let qemu = Fake::start(&[
+        ("query-memory-devices", devices),
+        ("query-balloon", r#"{"actual":1073741824}"#),
+        ("balloon 1073741824", "{}"),
+    ]);
+    let memory = qemu.read().unwrap();
+    assert_eq!((memory.boot_bytes, memory.actual_bytes), (GIB, GIB / 4 * 3));
+    assert_eq!(qemu.monitor().set_bytes(GIB / 4 * 3), Ok(()));
+    assert!(qemu.monitor().set_bytes(1 << 20).unwrap_err().ends_with("no balloon 269484032"));
 }
 
 #[test]
@@ -161,6 +182,8 @@ fn nonsense_is_not_believed() {
         ("query-memory-size-summary", r#"{"base-memory":18446744073709551615}"#, "cannot be"),
         ("query-memdev", "{}", "returns no list"),
         ("query-memory-devices", "7", "returns no list"),
+        ("query-memory-devices", r#"[{"type":"dimm","data":{}}]"#, "tells no size"),
+        ("query-memory-devices", r#"[{"type":"dimm","data":{"size":18446744073709551615}}]"#, "cannot be"),
         ("query-status", "!", "closed the connection"),
         ("query-memdev", "!{\"return\":[]}\n", "does not speak QMP"),
         ("query-memdev", "!{]\n", "does not speak QMP"),

@@ -46,6 +46,10 @@ pub struct Guest {
     pub target: u64,
     pub actual: u64,
     pub resident: u64,
+    /// Look from which on it tells nothing of its memory.
+    pub mute_from: u32,
+    /// Look from which on nothing may be taken from it.
+    pub held_from: u32,
     moved_at: u32,
 }
 
@@ -61,6 +65,8 @@ impl Guest {
             target: bytes,
             actual: bytes,
             resident: resident.min(bytes),
+            mute_from: u32::MAX,
+            held_from: u32::MAX,
             moved_at: 0,
         }
     }
@@ -125,6 +131,8 @@ impl Guest {
         Ok(GuestMemory {
             boot_bytes: self.boot,
             actual_bytes: self.actual,
+            available_bytes: (looks < self.mute_from).then_some(self.actual / 2),
+            held: (looks >= self.held_from).then(|| "its guest is migrating".into()),
             pressure: Pressure { some_avg10: is_short.then_some(60.), ..Pressure::default() },
             ..GuestMemory::default()
         })
@@ -180,7 +188,7 @@ impl World {
         let bytes = step.bytes;
         let told = record.reliefs.iter().chain(moves.clone());
         let mut told = told.filter(|change| change.vm == step.vm && change.side == step.side && !change.takes());
-        if let Some(known) = self.planner.guests.get(&step.vm).and_then(|guest| guest.memory)
+        if let Some(known) = self.planner.guests.get(&step.vm).and_then(|guest| guest.memory.as_ref())
             && step.side == Side::Guest
             && told.any(|change| change.stage == Stage::Begun)
         {

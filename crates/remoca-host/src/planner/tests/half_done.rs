@@ -15,7 +15,7 @@ fn check_whole(world: &World) {
 }
 
 /// Runs until the balloon of `vm1` is in the middle of a step, with some behind it.
-fn run_into_a_step(world: &mut World) {
+pub fn run_into_a_step(world: &mut World) {
     world.guest("vm1").manner = Manner::Crawls;
     for _ in 0..60 {
         world.run(1, |_| {});
@@ -333,7 +333,7 @@ fn a_successor_leaves_the_same_balloons_alone() {
 }
 
 /// Returns when the balloon of `vm1` was told something after so many steps, and what.
-fn told(world: &World, steps: usize) -> Vec<(Duration, u64)> {
+pub fn told(world: &World, steps: usize) -> Vec<(Duration, u64)> {
     let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1" && step.side == Side::Guest);
     told.map(|(at, step)| (*at, step.bytes)).collect()
 }

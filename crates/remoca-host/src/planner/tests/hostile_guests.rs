@@ -40,15 +40,24 @@ fn manner() -> impl Strategy<Value = Manner> {
     ]
 }
 
+fn guest() -> impl Strategy<Value = Guest> {
+    let from = || prop_oneof![4 => Just(u32::MAX), 1 => 1_u32..80];
+    (manner(), 16_u64..128, from(), from()).prop_map(|(manner, units, mute_from, held_from)| {
+        let mut guest = Guest::new(manner, units);
+        (guest.mute_from, guest.held_from) = (mute_from, held_from);
+        guest
+    })
+}
+
 /// Returns the lines of a host: VMs with their guests.
 fn vms() -> impl Strategy<Value = Vec<(Process, Option<Guest>)>> {
-    let vm = (shape(), nature(), prop::option::weighted(0.9, (manner(), 16_u64..128)), 0_u64..4);
+    let vm = (shape(), nature(), prop::option::weighted(0.9, guest()), 0_u64..4);
     prop::collection::vec(vm, 1..5).prop_map(|vms| {
         let share = 60 / vms.len() as u64;
-        let vm = |(shape, nature, guest, minimum): (Shape, Nature, Option<(Manner, u64)>, u64)| {
+        let vm = |(shape, nature, guest, minimum): (Shape, Nature, Option<Guest>, u64)| {
             let mut process = Process::new(shape, nature, share);
             process.limits = Limits { minimum_bytes: minimum * UNIT, ..Limits::default() };
-            (process, guest.map(|(manner, units)| Guest::new(manner, units)))
+            (process, guest)
         };
         vms.into_iter().map(vm).collect()
     })
@@ -132,7 +141,9 @@ proptest! {
         }
         world.is_full = false;
         world.processes.values_mut().for_each(|process| process.nature = Nature::Honest);
-        world.guests.values_mut().for_each(|guest| guest.manner = Manner::Honest);
+        for guest in world.guests.values_mut() {
+            (guest.manner, guest.mute_from, guest.held_from) = (Manner::Honest, u32::MAX, u32::MAX);
+        }
         world.run(470, |_| {});
         let record = world.planner.record();
         prop_assert_eq!(record.round.phase, Phase::Rest);

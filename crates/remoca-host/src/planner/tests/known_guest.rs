@@ -12,7 +12,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 const START: Moment = Moment { now: Duration::ZERO, unix_s: 1_000_000 };
 
 fn memory(actual_bytes: u64) -> GuestMemory {
-    GuestMemory { boot_bytes: HOME, actual_bytes, ..GuestMemory::default() }
+    let available_bytes = Some(actual_bytes / 2);
+    GuestMemory { boot_bytes: HOME, actual_bytes, available_bytes, ..GuestMemory::default() }
 }
 
 fn guest() -> KnownGuest {
@@ -53,6 +54,55 @@ fn every_sign_of_a_shortage_counts_and_keeps_a_guest_from_lending() {
 fn a_round_takes_three_quarters_of_the_way_to_the_minimum() {
     let limits = Limits { guest_minimum_bytes: Some(28 * UNIT), ..Limits::default() };
     assert_eq!((guest().could_lend(&limits), guest().could_lend(&Limits::default())), (75 * UNIT, 48 * UNIT));
+}
+
+#[test]
+fn a_guest_that_does_not_tell_what_is_available_lends_nothing() {
+    let mut mute = guest();
+    mute.hear(Ok(GuestMemory { available_bytes: None, ..memory(HOME) }));
+    assert_eq!((step(&mute), mute.could_lend(&Limits::default()), mute.bond(START.now)), (None, 0, None));
+    assert!(mute.held().unwrap().contains("does not tell"));
+    mute.hear(Ok(memory(HOME)));
+    assert_eq!((step(&mute), mute.held()), (Some(HOME - 8 * UNIT), None));
+}
+
+#[test]
+fn a_guest_that_comes_with_less_from_each_host_is_not_taken_below_half_of_its_boot() {
+    let mut has = HOME;
+    for _ in 0..10 {
+        let mut guest = KnownGuest::new(START, WINDOW, None);
+        guest.hear(Ok(memory(has)));
+        has -= guest.could_lend(&Limits::default());
+    }
+    assert!((HOME / 2..HOME / 2 + UNIT).contains(&has), "{has}");
+    // Somebody else has taken more than that.
+    let mut guest = KnownGuest::new(START, WINDOW, None);
+    guest.hear(Ok(memory(HOME / 4)));
+    assert_eq!((guest.minimum(&Limits::default()), guest.could_lend(&Limits::default())), (HOME / 2, 0));
+}
+
+#[test]
+fn a_step_that_was_planned_is_not_made_if_the_guest_got_more_or_is_spared() {
+    let sizes = GuestRecord { home_bytes: HOME, base_bytes: HOME, asked_bytes: 72 * UNIT, ..GuestRecord::default() };
+    let objection = |sizes: GuestRecord, memory: GuestMemory| {
+        let mut guest = KnownGuest::new(START, WINDOW, Some(sizes));
+        guest.hear(Ok(memory));
+        guest.objection(START, 80 * UNIT)
+    };
+    for actual in [72, 76, 80] {
+        assert_eq!(objection(sizes, memory(actual * UNIT)), None);
+    }
+    let spared = GuestRecord { spared_until_s: START.unix_s + 90, ..sizes };
+    for (sizes, memory) in [
+        (sizes, memory(81 * UNIT)),
+        (GuestRecord { asked_bytes: 81 * UNIT, ..sizes }, memory(72 * UNIT)),
+        (spared, memory(72 * UNIT)),
+        (GuestRecord { is_untold: true, ..sizes }, memory(72 * UNIT)),
+        (sizes, GuestMemory { available_bytes: None, ..memory(72 * UNIT) }),
+        (sizes, GuestMemory { held: Some("it is migrating".into()), ..memory(72 * UNIT) }),
+    ] {
+        assert!(objection(sizes, memory.clone()).is_some(), "{sizes:?} {memory:?}");
+    }
 }
 
 #[test]

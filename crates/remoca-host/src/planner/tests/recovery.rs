@@ -3,7 +3,7 @@
 use super::balloon::{Guest, Manner};
 use super::guests::{run_round, two as two_guests};
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
-use crate::planner::{Intent, Move, Outcome, Planner, Settings, Side, Stage};
+use crate::planner::{Intent, Move, Outcome, Planner, Settings, Side, Stage, Step};
 use std::time::Duration;
 
 fn two() -> Vec<Process> {
@@ -121,16 +121,13 @@ fn a_young_step_of_a_guest_ends_if_its_minimum_was_raised_meanwhile() {
     }
 }
 
-#[test]
-fn undoing_an_old_return_takes_no_guest_below_its_minimum() {
-    let mut world = two_guests(170, [Manner::Honest; 2]);
-    run_round(&mut world, |_| {});
+/// Lets a daemon die long ago, after it had begun to give the guest of `vm1` memory back, which that has by now. Returns what it has.
+fn dies_in_a_return(world: &mut World, stage: Stage) -> u64 {
+    run_round(world, |_| {});
     let (less, tier) = (world.guests["vm1"].actual, world.processes["vm1"].wanted * UNIT);
     let more = less + 4 * UNIT;
     let guest = world.guest("vm1");
     (guest.target, guest.actual, guest.resident) = (more, more, more);
-    let limits = &mut world.process("vm1").limits;
-    (limits.guest_minimum_bytes, limits.minimum_bytes) = (Some(more), tier);
     let mut record = world.planner.record();
     record.guests.get_mut("vm1").unwrap().asked_bytes = more;
     let change = |side, from_bytes, to_bytes, stage| Move {
@@ -143,13 +140,20 @@ fn undoing_an_old_return_takes_no_guest_below_its_minimum() {
     };
     record.intent = Some(Intent {
         at_s: world.at.unix_s - 3600,
-        moves: vec![
-            change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done),
-            change(Side::Guest, less, more, Stage::Begun),
-        ],
+        moves: vec![change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done), change(Side::Guest, less, more, stage)],
     });
     world.planner = Planner::new(world.settings, record);
     world.at.now = Duration::ZERO;
+    more
+}
+
+#[test]
+fn undoing_an_old_return_takes_no_guest_below_its_minimum() {
+    let mut world = two_guests(170, [Manner::Honest; 2]);
+    let more = dies_in_a_return(&mut world, Stage::Begun);
+    let tier = world.processes["vm1"].wanted * UNIT;
+    let limits = &mut world.process("vm1").limits;
+    (limits.guest_minimum_bytes, limits.minimum_bytes) = (Some(more), tier);
     let steps = world.steps.len();
     world.run(3, |_| {});
     let told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1");
@@ -160,6 +164,46 @@ fn undoing_an_old_return_takes_no_guest_below_its_minimum() {
     );
     // Its balloon may not have heard of it.
     assert_eq!(told.count(), 1);
+}
+
+#[test]
+fn undoing_an_old_return_takes_nothing_from_a_guest() {
+    for stage in [Stage::Begun, Stage::Done] {
+        let mut world = two_guests(170, [Manner::Honest; 2]);
+        let more = dies_in_a_return(&mut world, stage);
+        let steps = world.steps.len();
+        world.run(10, |_| {});
+        let told = &world.steps[steps..];
+        let is_taken = |step: &Step| step.vm == "vm1" && step.side == Side::Guest && step.bytes < more;
+        assert!(!told.iter().any(|(_, step)| is_taken(step)), "{stage:?}: {told:?}");
+        assert!(world.guests["vm1"].target >= more, "{stage:?}: {told:?}");
+    }
+}
+
+#[test]
+fn a_young_step_takes_nothing_from_a_guest_that_got_more_meanwhile() {
+    let mut world = two_guests(170, [Manner::Crawls; 2]);
+    // All that happens is seen at looks at all VMs, so the next daemon has not looked yet.
+    world.delay = u32::MAX;
+    // In the second step of lending.
+    world.kills.insert(4, (true, Duration::from_secs(5)));
+    while !world.kills.is_empty() {
+        world.run(1, |_| {});
+    }
+    assert!(world.planner.looked_at.is_none());
+    let home = world.guests["vm0"].home;
+    let moves = world.planner.record().intent.unwrap().moves;
+    let begun = moves.iter().find(|change| change.side == Side::Guest && change.stage == Stage::Begun).unwrap();
+    assert!(begun.takes() && begun.from_bytes < home, "{moves:?}");
+    // The operator gives it all back.
+    let name = begun.vm.clone();
+    let guest = world.guest(&name);
+    (guest.target, guest.actual, guest.resident) = (home, home, home);
+    let steps = world.steps.len();
+    world.run(10, |_| {});
+    let told = &world.steps[steps..];
+    let is_taken = |step: &Step| step.vm == name && step.side == Side::Guest && step.bytes < home;
+    assert!(!told.iter().any(|(_, step)| is_taken(step)), "{told:?}");
 }
 
 #[test]

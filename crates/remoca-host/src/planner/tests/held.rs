@@ -1,0 +1,77 @@
+//! Guests from which nothing may be taken, or that do not tell of their memory.
+
+use super::balloon::{Guest, Manner, signed};
+use super::guests::{HOME, phase, run_round, sizes, two};
+use super::half_done::{run_into_a_step, told};
+use super::world::{UNIT, World};
+use crate::planner::Phase;
+use remoca_protocol::host::HostGuest;
+
+fn shown(world: &World) -> HostGuest {
+    world.planner.report(world.at).vms[1].guest.clone().unwrap()
+}
+
+#[test]
+fn a_guest_that_does_not_tell_of_its_memory_lends_nothing_and_the_report_says_why() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.guest("vm1").mute_from = 0;
+    run_round(&mut world, |_| {});
+    assert!(world.steps.iter().any(|(_, step)| step.vm == "vm0"), "the other one does");
+    assert!(told(&world, 0).is_empty(), "{:?}", world.steps);
+    let guest = shown(&world);
+    assert_eq!((guest.state.as_str(), guest.could_lend_bytes), ("advised", 0));
+    assert!(guest.why.contains("does not tell how much memory is available"), "{}", guest.why);
+}
+
+#[test]
+fn no_step_follows_once_a_guest_falls_silent_or_may_not_be_taken_from() {
+    for falls in [|guest: &mut Guest| guest.mute_from = 0, |guest: &mut Guest| guest.held_from = 0] {
+        let mut world = two(170, [Manner::Honest; 2]);
+        run_into_a_step(&mut world);
+        let (steps, target) = (world.steps.len(), world.guests["vm1"].target);
+        falls(world.guest("vm1"));
+        run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+        let told = told(&world, steps);
+        assert!(told.iter().all(|(_, bytes)| *bytes >= target), "{target}: {told:?}");
+        assert!(sizes(&world)[1].0 > target / UNIT, "it gets back what its tier has: {:?}", sizes(&world));
+    }
+}
+
+#[test]
+fn a_guest_that_may_not_be_taken_from_is_helped_and_gets_all_back() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let lent = HOME - sizes(&world)[1].0;
+    assert!(lent > 20, "{:?}", sizes(&world));
+    let guest = world.guest("vm1");
+    (guest.held_from, guest.manner) = (0, Manner::Short(0, u32::MAX));
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    assert_eq!(told(&world, steps)[0].1, (HOME - lent + 10) * UNIT, "half of the reserve");
+    world.guest("vm1").manner = Manner::Honest;
+    world.planner.ask_back();
+    while world.planner.gives_back() {
+        world.run(1, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    }
+    assert_eq!(sizes(&world)[1].0, HOME);
+    assert!(shown(&world).why.contains("is migrating"), "{:?}", shown(&world));
+}
+
+/// Otherwise `remoca host --once` would end before the guests that it has asked to tell of their memory have done so.
+#[test]
+fn guests_that_have_not_told_of_their_memory_yet_are_waited_for() {
+    let mute = || {
+        let mut world = two(170, [Manner::Honest; 2]);
+        world.guests.values_mut().for_each(|guest| guest.mute_from = 0);
+        world.run(1, |_| {});
+        assert!(phase(&world) == Phase::Rest && world.planner.is_moving());
+        world
+    };
+    let mut world = mute();
+    world.guests.values_mut().for_each(|guest| guest.mute_from = u32::MAX);
+    world.run(1, |_| {});
+    assert_ne!(phase(&world), Phase::Rest);
+    let mut world = mute();
+    world.run(2, |_| {});
+    assert!(!world.planner.is_moving(), "but not for ever");
+}
