@@ -1,40 +1,185 @@
-//! Asks VM processes over their control sockets. Each has its own deadline, and a thread of its own waits for it.
+//! Asks VM processes over their control sockets. Each has its own deadline, and a thread waits for it.
+//!
+//! 1. A look waits for processes that answered in time when they were last asked. One that was late is asked beside the looks whether it
+//!    answers again, and counts as silent until it does. What it says to that is not used: it could be older than a command.
+//! 2. One process at a time is told a size. It is not asked anything until it has answered to that.
 
 use crate::curve::Curve;
-use crate::planner::Outcome;
+use crate::planner::{Outcome, Step};
 use crate::reading::{Answer, Reading};
 use crate::resource::Resource;
 use crate::text::shortened;
 use remoca_io::control::call_within;
 use remoca_protocol::control::{Command, CurveGrid, Reply, Status};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
-use std::thread::{self, ScopedJoinHandle};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// Time that a VM process has for each answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time that it has to change its size: its index may have to grow first.
 const SET_PATIENCE: Duration = Duration::from_secs(5);
-/// Number of processes that are asked at the same time.
+/// Time of that for which a look waits.
+const LOOK_WAITS: Duration = Duration::from_secs(1);
+/// Number of processes that are asked at the same time, and as many beside the looks.
 const ASKED_AT_A_TIME_MAX: usize = 64;
 
 /// A VM with its control socket.
 pub type Place<'p> = (&'p str, &'p Path);
 
-/// Asks all processes, several at a time, for their status, and for their curve at the sizes of `grid`. Returns the answers in the same order.
-#[must_use]
-pub fn ask_all(places: &[Place<'_>], resource: Resource, grid: Option<CurveGrid>) -> Vec<Answer> {
-    let batch = |batch: &[Place<'_>]| -> Vec<Answer> {
-        thread::scope(|scope| {
-            let asked: Vec<_> = batch.iter().map(|place| scope.spawn(move || ask(*place, resource, grid))).collect();
-            let silent = |_| Answer::Silent("asking it panicked".into());
-            let answer = |asked: ScopedJoinHandle<'_, Answer>| asked.join().unwrap_or_else(silent);
-            asked.into_iter().map(answer).collect()
-        })
+/// The VM processes of this host.
+pub struct Processes {
+    resource: Resource,
+    patience: Duration,
+    /// Those that did not answer in time when they were last asked.
+    late: BTreeMap<String, Late>,
+    told: Option<Told>,
+}
+
+/// A process that was late.
+struct Late {
+    socket: PathBuf,
+    why: String,
+    asked_at: Instant,
+    /// Returns whether it answers in time. `None` while nobody asks.
+    question: Option<JoinHandle<bool>>,
+}
+
+/// A process that was told a size, and has not answered yet.
+struct Told {
+    step: Step,
+    at: Instant,
+    outcome: Receiver<Outcome>,
+}
+
+impl Processes {
+    /// Returns processes that have not been asked yet.
+    #[must_use]
+    pub fn new(resource: Resource) -> Self {
+        Self { resource, patience: PATIENCE, late: BTreeMap::new(), told: None }
+    }
+
+    /// Asks processes, several at a time, for their status, and for their curve at the sizes of `grid`. Returns the answers in the same
+    /// order.
+    pub fn ask(&mut self, places: &[Place<'_>], grid: Option<CurveGrid>) -> Vec<Answer> {
+        self.ask_late();
+        let prompt: Vec<Place<'_>> = places.iter().filter(|(name, _)| self.silence(name).is_none()).copied().collect();
+        let (resource, patience) = (self.resource, self.patience);
+        let mut said: BTreeMap<&str, Answer> = BTreeMap::new();
+        for ((name, socket), answer) in prompt.iter().zip(all_of(&prompt, |place| ask(place, resource, grid, patience)))
+        {
+            match answer {
+                Some(Ok(answer)) => _ = said.insert(*name, answer),
+                Some(Err(why)) => {
+                    let late = Late { socket: socket.into(), why, asked_at: Instant::now(), question: None };
+                    self.late.insert((*name).into(), late);
+                }
+                None => {}
+            }
+        }
+        let silent = |name| Answer::Silent(self.silence(name).unwrap_or("it could not be asked").into());
+        places.iter().map(|(name, _)| said.remove(name).unwrap_or_else(|| silent(name))).collect()
+    }
+
+    /// Returns why a process is not waited for.
+    fn silence(&self, name: &str) -> Option<&str> {
+        if self.told.as_ref().is_some_and(|told| told.step.vm == name) {
+            return Some("it has not answered yet to the size that it was told");
+        }
+        self.late.get(name).map(|late| late.why.as_str())
+    }
+
+    /// Forgets those that are no longer late, and asks some of the others, beside the looks.
+    fn ask_late(&mut self) {
+        self.late.retain(|_, late| {
+            let ended = late.question.take_if(|question| question.is_finished());
+            !ended.is_some_and(|question| question.join().unwrap_or_default())
+        });
+        let (mut free, asked): (Vec<&mut Late>, Vec<&mut Late>) =
+            self.late.values_mut().partition(|late| late.question.is_none());
+        free.sort_by_key(|late| late.asked_at);
+        for late in free.into_iter().take(ASKED_AT_A_TIME_MAX.saturating_sub(asked.len())) {
+            late.ask(self.patience);
+        }
+    }
+
+    /// Tells a process its new size. [`Self::outcome`] says what came of it.
+    ///
+    /// # Errors
+    /// Why it was not told.
+    pub fn set(&mut self, socket: &Path, step: &Step) -> Result<(), String> {
+        let (sender, outcome) = channel();
+        let (socket, step, resource) = (socket.to_owned(), step.clone(), self.resource);
+        let (name, bytes) = (step.vm.clone(), step.bytes);
+        let tell = move || {
+            // Nobody listens when the daemon ends.
+            let _ = sender.send(set((&name, &socket), resource, bytes));
+        };
+        let thread = thread::Builder::new().name("set".into()).spawn(tell);
+        thread.map_err(|error| format!("its process cannot be told: {error}"))?;
+        self.told = Some(Told { step, at: Instant::now(), outcome });
+        Ok(())
+    }
+
+    /// Returns whether a process has not answered yet to what it was told.
+    #[must_use]
+    pub fn is_told(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// Waits for the answer to what a process was told, until `until`, and [`LOOK_WAITS`] at least. Returns what came of it; `None` if no
+    /// answer came in this time.
+    pub fn outcome(&mut self, until: Instant) -> Option<(Step, Outcome)> {
+        let told = self.told.as_ref()?;
+        let left = until.max(told.at + LOOK_WAITS).saturating_duration_since(Instant::now());
+        let outcome = match told.outcome.recv_timeout(left) {
+            Ok(outcome) => outcome,
+            Err(RecvTimeoutError::Timeout) => return None,
+            Err(RecvTimeoutError::Disconnected) => Outcome::Unknown("telling it panicked".into()),
+        };
+        self.told.take().map(|told| (told.step, outcome))
+    }
+}
+
+impl Late {
+    /// Asks it whether it answers. If no thread can be started, it is asked at a later look.
+    fn ask(&mut self, patience: Duration) {
+        self.asked_at = Instant::now();
+        let socket = self.socket.clone();
+        let question = move || !call(&socket, Command::Status, patience).is_err_and(|error| is_late(&error));
+        self.question = thread::Builder::new().name("late".into()).spawn(question).ok();
+    }
+}
+
+fn is_late(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::TimedOut
+}
+
+/// Asks all processes, several at a time. Returns the answers in the same order; `None` for one that could not be asked.
+fn all_of<T: Send + Sync>(places: &[Place<'_>], ask: impl Fn(Place<'_>) -> T + Sync) -> Vec<Option<T>> {
+    let next = AtomicUsize::new(0);
+    let answers: Vec<OnceLock<T>> = places.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let (Some(place), Some(answer)) = (places.get(at), answers.get(at)) else { return };
+            // Nobody else has this number.
+            let _ = answer.set(ask(*place));
+        }
     };
-    places.chunks(ASKED_AT_A_TIME_MAX).flat_map(batch).collect()
+    thread::scope(|scope| {
+        let threads = 0..places.len().min(ASKED_AT_A_TIME_MAX);
+        let workers: Vec<_> = threads.map_while(|_| thread::Builder::new().spawn_scoped(scope, work).ok()).collect();
+        // One that panicked leaves a place without an answer.
+        workers.into_iter().for_each(|worker| drop(worker.join()));
+    });
+    answers.into_iter().map(OnceLock::into_inner).collect()
 }
 
 /// Sends a command to a process. Returns its reply, with the beginning of what it says of an error.
@@ -45,13 +190,23 @@ fn call(socket: &Path, command: Command, patience: Duration) -> io::Result<Reply
     }
 }
 
-fn ask((name, socket): Place<'_>, resource: Resource, grid: Option<CurveGrid>) -> Answer {
-    let status = match call(socket, Command::Status, PATIENCE) {
+/// Asks a process.
+///
+/// # Errors
+/// If it does not answer in time.
+fn ask(
+    (name, socket): Place<'_>,
+    resource: Resource,
+    grid: Option<CurveGrid>,
+    patience: Duration,
+) -> Result<Answer, String> {
+    let status = match call(socket, Command::Status, patience) {
         Ok(Reply::Status(status)) => status,
-        other => return silence(other),
+        Err(error) if is_late(&error) => return Err(error.to_string()),
+        other => return Ok(silence(other)),
     };
     let grid = grid.map(|grid| resource.grid(&status, grid));
-    let curve = grid.map(|grid| match call(socket, Command::Curve { disk: None, grid: Some(grid) }, PATIENCE) {
+    let curve = grid.map(|grid| match call(socket, Command::Curve { disk: None, grid: Some(grid) }, patience) {
         Ok(Reply::Curve(curve)) => resource.says_enough(&status, &curve).and_then(|()| {
             let mut curve = Curve::new(&curve, grid)?;
             curve.saved_us = resource.saved_us(&status).or(curve.saved_us);
@@ -64,7 +219,7 @@ fn ask((name, socket): Place<'_>, resource: Resource, grid: Option<CurveGrid>) -
         Ok(Reply::Status(_)) => Err("it answers with something else than a curve".into()),
         Err(error) => Err(format!("it does not tell its curve: {error}")),
     });
-    read(name, resource, &status, curve)
+    Ok(read(name, resource, &status, curve))
 }
 
 fn read(name: &str, resource: Resource, status: &Status, curve: Option<Result<Curve, String>>) -> Answer {
@@ -102,8 +257,7 @@ fn silence(answer: io::Result<Reply>) -> Answer {
 }
 
 /// Gives the VM a size.
-#[must_use]
-pub fn set((name, socket): Place<'_>, resource: Resource, bytes: u64) -> Outcome {
+fn set((name, socket): Place<'_>, resource: Resource, bytes: u64) -> Outcome {
     match call(socket, resource.command(bytes), SET_PATIENCE) {
         Ok(Reply::Status(status)) => Outcome::Answered(read(name, resource, &status, None)),
         Ok(Reply::Error { error }) => Outcome::Refused(error),
@@ -116,28 +270,4 @@ pub fn set((name, socket): Place<'_>, resource: Resource, bytes: u64) -> Outcome
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::text::CHARACTERS_MAX;
-    use std::io::{BufRead, BufReader, Write};
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn long_words_of_a_process_are_cut() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("a.ctl");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let words = "\u{fc}".repeat(1 << 20);
-        let answer = format!("{{\"error\":\"{words}\"}}\n");
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                BufReader::new(&stream).read_line(&mut String::new()).unwrap();
-                (&stream).write_all(answer.as_bytes()).unwrap();
-            }
-        });
-        let place: Place<'_> = ("a", &socket);
-        let short = "\u{fc}".repeat(CHARACTERS_MAX);
-        assert_eq!(ask_all(&[place], Resource::Cache, None), [Answer::Silent(short.clone())]);
-        assert_eq!(set(place, Resource::Cache, 1), Outcome::Refused(short));
-    }
-}
+mod tests;

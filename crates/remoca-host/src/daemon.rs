@@ -1,6 +1,6 @@
 //! The loop of the daemon: asks, plans, changes, shows. Everything that waits has a deadline.
 
-use crate::ask::{ask_all, set};
+use crate::ask::{Place, Processes};
 use crate::guest::{Address, Monitors, Unusable};
 use crate::limits::Limits;
 use crate::planner::{Heard, Look, Moment, Outcome, Planner, Settings, Side, Step};
@@ -45,8 +45,8 @@ pub trait Surroundings {
 /// The daemon.
 pub struct Daemon<S> {
     planner: Planner,
-    settings: Settings,
     surroundings: S,
+    processes: Processes,
     monitors: Monitors,
     /// The monitors by the files of the VMs, or why there is none.
     addresses: BTreeMap<String, Result<Address, String>>,
@@ -95,8 +95,8 @@ impl<S: Surroundings> Daemon<S> {
         }
         Ok(Self {
             planner: Planner::new(settings, record),
-            settings,
             surroundings,
+            processes: Processes::new(settings.resource),
             monitors: Monitors::new(settings.interval),
             addresses: BTreeMap::new(),
             record: paths.filter(|_| settings.applies).map(|paths| paths.record.clone()),
@@ -213,19 +213,20 @@ impl<S: Surroundings> Daemon<S> {
     /// Asks all VMs for status and curve, and hands the answers to the planner.
     fn look_at_all(&mut self) {
         let vms = self.surroundings.vms();
-        let places: Vec<_> = vms.iter().map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
-        let answers = ask_all(&places, self.settings.resource, Some(self.planner.grid()));
+        let names: Vec<String> = vms.iter().map(|(vm, _)| vm.clone()).collect();
+        if self.planner.has_guests() {
+            self.find_monitors(&names);
+        }
+        // Guests first, as in `look_at`.
+        self.look_at_guests(&names);
+        let places: Vec<Place<'_>> = vms.iter().map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
+        let answers = self.processes.ask(&places, Some(self.planner.grid()));
         let heard = |((vm, _), answer): (&(String, PathBuf), _)| Heard {
             vm: vm.clone(),
             limits: self.surroundings.limits(vm),
             answer,
         };
         let all = vms.iter().zip(answers).map(heard).collect();
-        let names: Vec<String> = vms.iter().map(|(vm, _)| vm.clone()).collect();
-        if self.planner.has_guests() {
-            self.find_monitors(&names);
-        }
-        self.look_at_guests(&names);
         let began = Instant::now();
         self.planner.hear_all(self.moment(), all);
         self.plan_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -269,10 +270,10 @@ impl<S: Surroundings> Daemon<S> {
     fn look_at(&mut self, names: &[String]) {
         let vms = self.surroundings.vms();
         let asked = vms.iter().filter(|(name, _)| names.contains(name));
-        let places: Vec<_> = asked.map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
+        let places: Vec<Place<'_>> = asked.map(|(name, socket)| (name.as_str(), socket.as_path())).collect();
         self.look_at_guests(names);
         // What the host sees of the guests must not be older than what they say.
-        let answers = ask_all(&places, self.settings.resource, None);
+        let answers = self.processes.ask(&places, None);
         for ((name, _), answer) in places.iter().zip(answers) {
             self.planner.hear(self.moment(), name, answer);
         }
@@ -281,36 +282,57 @@ impl<S: Surroundings> Daemon<S> {
 
     /// Executes what the planner asks for, until it is time for a look. Returns whether the daemon is to stop.
     fn execute(&mut self, stop: BorrowedFd<'_>) -> io::Result<bool> {
-        while let Some(step) = self.planner.next_step(self.moment()) {
+        let mut is_due = false;
+        while let Some(step) = self.next_step(is_due) {
             let outcome = match self.write_record() {
                 Ok(()) => self.send(&step),
-                Err(error) => Outcome::NotSent(format!("the intent cannot be written: {error}")),
+                Err(error) => Some(Outcome::NotSent(format!("the intent cannot be written: {error}"))),
             };
-            self.planner.step_done(self.moment(), &step, outcome);
+            if let Some(outcome) = outcome {
+                self.planner.step_done(self.moment(), &step, outcome);
+            }
             if wait(stop, Instant::now())? {
+                self.hear_outcome();
                 self.keep();
                 return Ok(true);
             }
             // However many steps there are and however slow each is, a guest that is short of memory is seen in time.
-            if self.started.elapsed() >= self.planner.next_look().at() {
-                return Ok(false);
-            }
+            is_due = self.started.elapsed() >= self.planner.next_look().at();
         }
         Ok(false)
     }
 
-    fn send(&mut self, step: &Step) -> Outcome {
+    /// Returns the next command. Those that help guests wait neither for a look that `is_due` nor for a VM process.
+    fn next_step(&mut self, is_due: bool) -> Option<Step> {
+        let relief = self.planner.next_relief(self.moment());
+        if relief.is_some() {
+            return relief;
+        }
+        self.hear_outcome();
+        if is_due || self.processes.is_told() { None } else { self.planner.next_step(self.moment()) }
+    }
+
+    /// Sends a command. Returns what came of it; `None` if it is for a VM process: [`Self::hear_outcome`] takes what came of that.
+    fn send(&mut self, step: &Step) -> Option<Outcome> {
         if step.side == Side::Guest {
-            return match self.monitors.set_bytes(&step.vm, step.bytes) {
+            return Some(match self.monitors.set_bytes(&step.vm, step.bytes) {
                 Ok(()) => Outcome::Told,
                 Err(why) => Outcome::Unknown(why),
-            };
+            });
         }
         let vms = self.surroundings.vms();
-        let Some((name, socket)) = vms.iter().find(|(name, _)| *name == step.vm) else {
-            return Outcome::NotSent("the VM is gone".into());
+        let Some((_, socket)) = vms.iter().find(|(name, _)| *name == step.vm) else {
+            return Some(Outcome::NotSent("the VM is gone".into()));
         };
-        set((name, socket), self.settings.resource, step.bytes)
+        self.processes.set(socket, step).err().map(Outcome::NotSent)
+    }
+
+    /// Takes the answer of the VM process that was told a size, if one was. Waits for it until it is time for a look.
+    fn hear_outcome(&mut self) {
+        let look_at = self.started + self.planner.next_look().at();
+        if let Some((step, outcome)) = self.processes.outcome(look_at) {
+            self.planner.step_done(self.moment(), &step, outcome);
+        }
     }
 
     fn write_record(&self) -> io::Result<()> {
@@ -339,3 +361,6 @@ fn wait(stop: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,14 +9,16 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Maximum size of the file.
-const BYTES_MAX: u64 = 4 << 20;
+const BYTES_MAX: usize = 4 << 20;
+/// Maximum size of one that is read: former versions wrote without a limit.
+const READ_BYTES_MAX: u64 = 64 << 20;
 
 /// Reads the record at `path`. Returns an empty one if there is none.
 ///
 /// # Errors
 /// If there is a file that is no record.
 pub fn read(path: &Path) -> io::Result<Record> {
-    match small_file::read(path, BYTES_MAX) {
+    match small_file::read(path, READ_BYTES_MAX) {
         Ok(text) => serde_json::from_str(&text).map_err(io::Error::other),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Record::default()),
         Err(error) => Err(error),
@@ -29,7 +31,7 @@ pub fn read(path: &Path) -> io::Result<Record> {
 /// If there is a file that cannot be read: nobody knows what it says.
 pub fn read_or_keep(path: &Path) -> io::Result<Record> {
     let error = match read(path) {
-        Err(error) if matches!(error.kind(), io::ErrorKind::Other | io::ErrorKind::InvalidData) => error,
+        Err(error) if is_broken(error.kind()) => error,
         Err(error) => return Err(told(path, "the record of a former daemon cannot be read", &error)),
         read => return read,
     };
@@ -45,6 +47,10 @@ pub fn read_or_keep(path: &Path) -> io::Result<Record> {
     Ok(Record::default())
 }
 
+fn is_broken(kind: io::ErrorKind) -> bool {
+    matches!(kind, io::ErrorKind::Other | io::ErrorKind::InvalidData | io::ErrorKind::FileTooLarge)
+}
+
 fn told(path: &Path, what: &str, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {what}: {error}", path.display()))
 }
@@ -52,9 +58,13 @@ fn told(path: &Path, what: &str, error: &io::Error) -> io::Error {
 /// Writes the record, and returns when it is on the disk.
 ///
 /// # Errors
-/// If the system refuses. The former record is unchanged then.
+/// If the system refuses, or it is too large. The former record is unchanged then.
 pub fn write(path: &Path, record: &Record) -> io::Result<()> {
     let text = serde_json::to_string(record).map_err(io::Error::other)?;
+    if text.len() > BYTES_MAX {
+        let why = format!("it has {} bytes, and at most {BYTES_MAX} are possible", text.len());
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
     small_file::write_durably(path, text)
 }
 
@@ -142,6 +152,25 @@ mod tests {
             "{error}"
         );
         assert!(paths.record.is_dir());
+    }
+
+    #[test]
+    fn a_record_that_is_too_large_is_not_written_and_none_is_read_in_part() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path());
+        let small = Record { sizes: [("a".to_owned(), 1)].into(), ..Record::default() };
+        write(&paths.record, &small).unwrap();
+        let large = Record { sizes: [("a".repeat(BYTES_MAX), 1)].into(), ..Record::default() };
+        let error = write(&paths.record, &large).unwrap_err();
+        assert!(error.to_string().contains("at most 4194304 are possible"), "{error}");
+        assert_eq!(read(&paths.record).unwrap(), small);
+        // A former version wrote it all the same.
+        std::fs::write(&paths.record, serde_json::to_string(&large).unwrap()).unwrap();
+        assert!(read_or_keep(&paths.record).unwrap() == large);
+        File::create(&paths.record).unwrap().set_len(READ_BYTES_MAX + 1).unwrap();
+        assert_eq!(read(&paths.record).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert_eq!(read_or_keep(&paths.record).unwrap(), Record::default());
+        assert!(folder.path().join("remoca-host.broken").exists());
     }
 
     #[test]

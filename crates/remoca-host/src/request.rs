@@ -16,7 +16,7 @@ pub fn make(path: &Path) -> io::Result<()> {
 /// Returns whether there is a request at `path`. What is a link, a folder or of another user is none.
 #[must_use]
 pub fn is_there(path: &Path) -> bool {
-    small_file::read_bytes(path, 0).is_ok()
+    small_file::is_there(path)
 }
 
 /// Removes the request at `path`, if there is one.

@@ -1,4 +1,4 @@
-//! Texts of VM processes and monitors. They get into the record, of which a successor reads 4 MiB.
+//! Texts of VM processes and monitors. They get into the record, which has 4 MiB at most.
 
 /// Maximum length of such a text, in characters.
 pub const CHARACTERS_MAX: usize = 400;

@@ -7,28 +7,41 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Reads at most `most` bytes of the file at `path`.
+/// Reads the file at `path`.
 ///
 /// # Errors
-/// If there is no regular file of this user at `path`, or it cannot be read or is not valid UTF-8.
+/// If there is no regular file of this user at `path`; or it cannot be read, has more than `most` bytes, or is not valid UTF-8.
 pub fn read(path: &Path, most: u64) -> io::Result<String> {
     String::from_utf8(read_bytes(path, most)?).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Reads at most `most` bytes of the file at `path`, whatever they are.
+/// Reads the file at `path`, whatever its bytes are.
 ///
 /// # Errors
-/// If there is no regular file of this user at `path`, or it cannot be read.
+/// If there is no regular file of this user at `path`; or it cannot be read, or has more than `most` bytes (`FileTooLarge`).
 pub fn read_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it has more than {most} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Returns whether there is a regular file of this user at `path`.
+#[must_use]
+pub fn is_there(path: &Path) -> bool {
+    open(path).is_ok()
+}
+
+fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    let mut bytes = Vec::new();
-    file.take(most).read_to_end(&mut bytes)?;
-    Ok(bytes)
+    Ok(file)
 }
 
 /// Writes a file with this text, or these bytes, at `path`. Replaces an existing file atomically.
@@ -97,15 +110,20 @@ mod tests {
         assert!(read(&path, 100).is_err());
         symlink(&other, with_ending(&path, ".new")).unwrap();
         write(&path, "what is left").unwrap();
-        assert_eq!(read(&path, 4).unwrap(), "what");
+        assert_eq!(read(&path, 12).unwrap(), "what is left");
+        assert_eq!(
+            read(&path, 11).unwrap_err().kind(),
+            io::ErrorKind::FileTooLarge,
+            "a part of it says something else"
+        );
         write_durably(&path, "this is new").unwrap();
-        assert_eq!(read(&path, 4).unwrap(), "this");
+        assert!(is_there(&path) && read(&path, u64::MAX).unwrap() == "this is new");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
-        assert!(read(folder.path(), 4).is_err(), "no file");
+        assert!(!is_there(folder.path()) && read(folder.path(), 100).is_err(), "no file");
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
-            assert!(read(&path, 4).is_err(), "of another user");
+            assert!(!is_there(&path) && read(&path, 100).is_err(), "of another user");
         }
     }
 }

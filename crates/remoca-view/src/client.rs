@@ -3,14 +3,17 @@
 use crate::address::Address;
 use crate::snapshot::Snapshot;
 use anyhow::{Context, Result, bail};
+use remoca_io::control::connect_within;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+/// Time for all of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer that is read, in bytes: that of some thousand VMs.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Returns the newest snapshot of the `remoca web` at `address`.
 ///
@@ -24,15 +27,18 @@ pub fn snapshot(address: &Address) -> Result<Snapshot> {
 /// Returns the content of `path` at `address`.
 ///
 /// # Errors
-/// If nobody answers there, or with something else than this content.
+/// If nobody answers there in time, or with something else than this content.
 pub fn get(address: &Address, path: &str) -> Result<Vec<u8>> {
+    get_within(address, path, PATIENCE)
+}
+
+fn get_within(address: &Address, path: &str, patience: Duration) -> Result<Vec<u8>> {
+    let deadline = Instant::now() + patience;
     let answer = match address {
-        Address::Tcp(socket) => TcpStream::connect_timeout(socket, PATIENCE)
-            .and_then(|stream| stream.set_read_timeout(Some(PATIENCE)).map(|()| stream))
-            .and_then(|stream| exchange(stream, path)),
-        Address::Unix(socket) => UnixStream::connect(socket)
-            .and_then(|stream| stream.set_read_timeout(Some(PATIENCE)).map(|()| stream))
-            .and_then(|stream| exchange(stream, path)),
+        Address::Tcp(socket) => TcpStream::connect_timeout(socket, patience)
+            .and_then(|stream| exchange(&stream, path, deadline, TcpStream::set_read_timeout)),
+        Address::Unix(socket) => connect_within(socket, patience)
+            .and_then(|stream| exchange(&stream, path, deadline, UnixStream::set_read_timeout)),
     };
     let answer = answer.with_context(|| format!("no page answers at {address}: does `remoca web` listen there?"))?;
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
@@ -47,9 +53,93 @@ pub fn get(address: &Address, path: &str) -> Result<Vec<u8>> {
 }
 
 /// Sends a request of HTTP 1.0, whose answer ends with the connection, and returns all that comes.
-fn exchange(mut stream: impl Read + Write, path: &str) -> io::Result<Vec<u8>> {
+fn exchange<S>(
+    mut stream: &S,
+    path: &str,
+    deadline: Instant,
+    set_patience: impl Fn(&S, Option<Duration>) -> io::Result<()>,
+) -> io::Result<Vec<u8>>
+where
+    for<'s> &'s S: Read + Write,
+{
+    // Nothing is on its way, so there is room for this in the socket.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer)?;
-    Ok(answer)
+    let mut piece = vec![0; PIECE_BYTES];
+    while answer.len() < ANSWER_BYTES_MAX {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its answer did not come in time"));
+        }
+        set_patience(stream, Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(answer),
+            Ok(count) => answer.extend_from_slice(&piece[..count]),
+            // The time is over, or almost.
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    /// Sends byte after byte, for ever.
+    fn drip(mut stream: impl Write) {
+        while stream.write_all(b"x").is_ok() {}
+    }
+
+    fn why(address: &Address, patience: Duration) -> String {
+        format!("{:#}", get_within(address, "/", patience).unwrap_err())
+    }
+
+    #[test]
+    fn a_page_that_drips_holds_nobody_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("page");
+        let unix = UnixListener::bind(&path).unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = [Address::Tcp(tcp.local_addr().unwrap()), Address::Unix(path)];
+        let drips = [
+            thread::spawn(move || drip(tcp.accept().unwrap().0)),
+            thread::spawn(move || drip(unix.accept().unwrap().0)),
+        ];
+        for address in &addresses {
+            let why = why(address, Duration::from_millis(50));
+            assert!(why.contains("did not come in time"), "{why}");
+        }
+        drips.into_iter().for_each(|drip| drip.join().unwrap());
+    }
+
+    #[test]
+    fn a_page_whose_queue_is_full_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("page");
+        let listener = UnixListener::bind(&path).unwrap();
+        // Nobody accepts: clients wait in the queue until it is full, and then for a place in it.
+        rustix::net::listen(&listener, 1).unwrap();
+        let address = Address::Unix(path);
+        assert!((0..5).all(|_| why(&address, Duration::from_millis(2)).contains("no page answers at")));
+    }
+
+    #[test]
+    fn the_content_of_a_page_is_returned() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(listener.local_addr().unwrap());
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut [0; 64][.."GET /a HTTP/1.0\r\n".len()]).unwrap();
+            stream.write_all(b"HTTP/1.0 200 OK\r\n\r\ncontent").unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            stream
+        });
+        assert_eq!(get_within(&address, "/a", Duration::from_secs(60)).unwrap(), b"content");
+        drop(server.join().unwrap());
+    }
 }

@@ -60,7 +60,11 @@ pub fn keep_curves(path: &Path, curves: &Curves) -> io::Result<()> {
 /// # Errors
 /// If the file cannot be used. Curves before the first one that cannot be used are continued.
 pub fn resume_curves(path: &Path, engine: &mut DiskEngine<IndexMemory>) -> Result<(), UnusableCurves> {
-    let Ok(bytes) = small_file::read_bytes(path, BYTES_MAX) else { return Ok(()) };
+    let bytes = match small_file::read_bytes(path, BYTES_MAX) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err(UnusableCurves::Damaged),
+        Err(_) => return Ok(()),
+    };
     for (disk, bytes) in decode(&bytes).ok_or(UnusableCurves::Damaged)? {
         if disk.is_none_or(|disk| engine.disk_bytes(disk).is_some()) {
             engine.restore_curve(disk, bytes)?;

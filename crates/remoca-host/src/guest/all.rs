@@ -3,6 +3,8 @@
 //! 1. A look waits for monitors that answered in time when they were last asked, and for these [`PATIENCE`] at most. One that was late is
 //!    asked beside the looks, and what it says counts while it is fresh.
 //! 2. A monitor has one call at a time. Of sizes that a guest is to be told meanwhile the newest counts.
+//! 3. No monitor is read while [`CALLS_MAX`] are called, and no late one while half as many are: each may be a program that runs. A size is
+//!    told at once.
 
 use super::address::Address;
 use super::monitor::{GuestMemory, Monitor, Unusable};
@@ -19,8 +21,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// monitor would never be heard.
 const FRESH_FOR: Duration = Duration::from_secs(12);
 const FRESH_BEYOND: Duration = Duration::from_secs(2);
-/// Number of monitors that a look waits for at the same time.
-const ASKED_AT_A_TIME_MAX: usize = 64;
+/// Number of calls at the same time with which another monitor is not read, and with which another late one is not.
+const CALLS_MAX: usize = 64;
+const LATE_CALLS_MAX: usize = CALLS_MAX / 2;
 
 type Said = Result<GuestMemory, Unusable>;
 
@@ -34,6 +37,8 @@ pub struct Monitors {
     fresh_for: Duration,
     /// Time that may still be waited until the next look.
     left: Duration,
+    /// Number of calls that have not ended, also of monitors that are no longer there.
+    calls: usize,
     sender: Sender<Ended>,
     ended: Receiver<Ended>,
     failed: Vec<(String, u64, String)>,
@@ -49,6 +54,7 @@ struct Known {
     twin: Option<String>,
     /// Whether it was in time when it was last asked.
     is_prompt: bool,
+    called_at: Option<Instant>,
     /// What it said last, and when.
     latest: Option<(Instant, Said)>,
     /// Size that its guest is to be told when it is free.
@@ -84,7 +90,8 @@ impl Monitors {
 
     fn with_patience(patience: Duration, fresh_for: Duration) -> Self {
         let (sender, ended) = channel();
-        Self { all: BTreeMap::new(), newest: 0, patience, fresh_for, left: patience, sender, ended, failed: Vec::new() }
+        let (all, failed) = (BTreeMap::new(), Vec::new());
+        Self { all, newest: 0, patience, fresh_for, left: patience, calls: 0, sender, ended, failed }
     }
 
     /// Keeps a monitor for each of these VMs. Those that are there stay as they are; others are dropped.
@@ -109,6 +116,7 @@ impl Monitors {
             monitor: Some(monitor),
             twin: None,
             is_prompt: true,
+            called_at: None,
             latest: None,
             next_bytes: None,
         };
@@ -121,11 +129,27 @@ impl Monitors {
         self.take_ended();
         let asked: Vec<String> = self.all.keys().filter(|vm| is_asked(vm)).cloned().collect();
         let began = Instant::now();
-        for batch in asked.chunks(ASKED_AT_A_TIME_MAX) {
-            let awaited = batch.iter().filter(|vm| self.begin(vm, Call::Read)).cloned().collect();
-            self.wait(awaited, self.patience);
+        // Each in its turn, if there is no room for all.
+        let mut free: Vec<String> = asked.iter().filter(|vm| self.all[*vm].monitor.is_some()).cloned().collect();
+        free.sort_by_key(|vm| self.all[vm].called_at);
+        let (prompt, late): (Vec<String>, Vec<String>) = free.into_iter().partition(|vm| self.all[vm].is_prompt);
+        self.read_prompt(&prompt);
+        for vm in late {
+            if self.calls < LATE_CALLS_MAX {
+                self.begin(&vm, Call::Read);
+            }
         }
         asked.into_iter().filter_map(|vm| Some((vm.clone(), self.all.get(&vm)?.said(began, self.fresh_for)))).collect()
+    }
+
+    /// Reads monitors that are waited for, some at a time. Leaves out those for which there is no room, because too many others are late.
+    fn read_prompt(&mut self, mut vms: &[String]) {
+        while !vms.is_empty() && self.calls < CALLS_MAX {
+            let (batch, others) = vms.split_at(vms.len().min(CALLS_MAX - self.calls));
+            let awaited = batch.iter().filter(|vm| self.begin(vm, Call::Read)).cloned().collect();
+            self.wait(awaited, self.patience);
+            vms = others;
+        }
     }
 
     /// Asks one guest to use this much memory. If its monitor does not answer in time, [`Self::failed`] tells later what became of it.
@@ -169,6 +193,7 @@ impl Monitors {
         let bytes = if let Call::Set(bytes) = call { Some(bytes) } else { None };
         // Its time runs while the thread has not begun, as that of the look does.
         let began = Instant::now();
+        known.called_at = Some(began);
         let thread = thread::Builder::new().name("monitor".into()).spawn(move || {
             let result = match call {
                 Call::Read => {
@@ -196,6 +221,7 @@ impl Monitors {
             }
             return false;
         }
+        self.calls += 1;
         known.is_prompt
     }
 
@@ -221,6 +247,7 @@ impl Monitors {
     /// Takes what a call returned. Returns the VM whose monitor it was; `None` if another monitor has its place.
     fn end(&mut self, ended: Ended) -> Option<String> {
         let Ended { vm, number, monitor, was_prompt, at, result } = ended;
+        self.calls -= 1;
         let known = self.all.get_mut(&vm).filter(|known| known.number == number)?;
         known.monitor = Some(monitor);
         known.is_prompt = was_prompt;
@@ -248,6 +275,10 @@ impl Known {
         }
         match &self.latest {
             Some((at, said)) if said.is_err() || began.saturating_duration_since(*at) < fresh_for => said.clone(),
+            _ if self.monitor.is_some() => Err(Unusable::Silent(format!(
+                "the monitor {} is asked when it is its turn: too many answer late",
+                self.address
+            ))),
             _ => Err(Unusable::Silent(format!(
                 "the monitor {} has not answered in time, and is still asked",
                 self.address

@@ -111,7 +111,7 @@ impl Planner {
             let Some(limits) = &vm.limits else { continue };
             if vm.silent.is_none() && !is_fixed {
                 let has = vm.counted(memory);
-                let least = limits.minimum_bytes.next_multiple_of(unit).max(unit);
+                let least = limits.minimum_bytes.checked_next_multiple_of(unit).unwrap_or(u64::MAX).max(unit);
                 tiers.insert(name, (has, has.saturating_sub(least)));
             }
         }

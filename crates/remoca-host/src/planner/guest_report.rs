@@ -1,7 +1,7 @@
 //! What the report says of the memory of guests.
 
 use super::guests::KnownGuest;
-use super::interface::{GuestRecord, GuestTerms, Phase};
+use super::interface::{GuestTerms, Phase};
 use super::{Moment, Planner};
 use crate::guest::Unusable;
 use crate::limits::Limits;
@@ -30,10 +30,9 @@ impl Planner {
 
     /// Returns the names of the guests that lack memory, and whose VM process does not run.
     fn absent_guests(&self) -> Vec<String> {
-        let lacks = |sizes: &GuestRecord| sizes.taken() > 0 || sizes.is_untold;
         let runs = |name: &String| self.guests.contains_key(name) && self.vms.get(name).is_some_and(|vm| !vm.is_dead());
         let records = self.guest_records().into_iter();
-        records.filter(|(name, sizes)| lacks(sizes) && !runs(name)).map(|(name, _)| name).collect()
+        records.filter(|(name, sizes)| sizes.lacks() && !runs(name)).map(|(name, _)| name).collect()
     }
 
     /// Returns what the round is about, or when the next one comes.

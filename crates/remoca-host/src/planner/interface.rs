@@ -105,6 +105,9 @@ pub struct GuestRecord {
     pub left_until_s: u64,
     #[serde(default)]
     pub spared_until_s: u64,
+    /// When its VM was seen to be gone, in seconds since 1970; 0 while that is there.
+    #[serde(default)]
+    pub gone_s: u64,
 }
 
 impl GuestRecord {
@@ -112,6 +115,12 @@ impl GuestRecord {
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.base_bytes.saturating_sub(self.asked_bytes)
+    }
+
+    /// Returns whether it may have less memory than its own.
+    #[must_use]
+    pub fn lacks(&self) -> bool {
+        self.taken() > 0 || self.is_untold
     }
 }
 

@@ -165,6 +165,7 @@ impl Planner {
             self.hear(at, &vm, answer);
         }
         self.guests_looked_at = at.now;
+        self.note_gone(at);
         self.note_outcomes(at);
         self.give_up(at);
         self.begin_back(at);
@@ -190,7 +191,7 @@ impl Planner {
                 .note(at.unix_s, format!("{name} is gone, and the {lent} that its guest lent are no longer divided"));
         }
         if let Some(sizes) = guest.and_then(|guest| guest.sizes) {
-            self.guests_recorded.insert(name.into(), sizes);
+            self.guests_recorded.insert(name.into(), GuestRecord { gone_s: at.unix_s, ..sizes });
         }
         self.vms.remove(name);
         self.recorded.remove(name);
@@ -217,14 +218,16 @@ impl Planner {
         let all = self.looked_at.map_or(Duration::ZERO, |at| at + self.settings.interval);
         let (soon, guests_at) = (self.awaited_at + LOOK_EVERY, self.guests_looked_at + GUESTS_EVERY);
         let (mut names, guests) = (self.awaited(), self.taken_from());
+        // Guests that may need help come right before all VMs, whose processes may be slow.
         match (names.is_empty(), guests.is_empty()) {
             (false, _) if soon < all => {
-                names.extend(guests.into_iter().filter(|_| guests_at <= soon));
+                let is_last = soon + LOOK_EVERY >= all;
+                names.extend(guests.into_iter().filter(|_| guests_at <= soon || is_last));
                 names.sort();
                 names.dedup();
                 Look::Awaited(soon, names)
             }
-            (true, false) if guests_at < all => Look::Awaited(guests_at, guests),
+            (true, false) if self.guests_looked_at < all => Look::Awaited(guests_at.min(all), guests),
             _ => Look::All(all),
         }
     }
@@ -291,7 +294,7 @@ impl Planner {
         let subjects: Vec<Subject<'_>> = names.iter().map(|name| self.subject(at.now, name, memory)).collect();
         let plan = Plan::new(&subjects, memory, self.settings.policy);
         let moves = plan.as_ref().map(|plan| self.moves_of(at.now, &names, &subjects, plan)).unwrap_or_default();
-        self.plan = plan.map(|plan| (names, plan));
+        self.plan = plan.map_err(|why| self.large_minimum(&names, memory).unwrap_or(why)).map(|plan| (names, plan));
         if moves.is_empty() {
             self.log.forget_proposal();
             return;
@@ -302,6 +305,14 @@ impl Planner {
         } else {
             self.log.propose(at.unix_s, &moves);
         }
+    }
+
+    /// Returns what is wrong with the file of a VM whose minimum is more than all that is divided.
+    fn large_minimum(&self, names: &[String], memory: Memory) -> Option<String> {
+        let minimum = |name: &String| Some((name.clone(), self.vms.get(name)?.limits().minimum_bytes));
+        let (name, bytes) = names.iter().filter_map(minimum).find(|(_, bytes)| *bytes > memory.total_bytes)?;
+        let (minimum, total) = (show_size(bytes), show_size(memory.total_bytes));
+        Some(format!("the minimum of {name} is {minimum}, of {total} for all VMs: mend its file ([memory] minimum)"))
     }
 
     fn subject(&self, now: Duration, name: &str, memory: Memory) -> Subject<'_> {

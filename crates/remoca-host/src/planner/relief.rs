@@ -128,8 +128,8 @@ impl Planner {
         });
     }
 
-    /// Returns the next command that helps a guest.
-    pub(super) fn next_relief(&mut self, at: Moment) -> Option<Step> {
+    /// Returns the next command that helps a guest, as [`Planner::next_step`] does before all others.
+    pub fn next_relief(&mut self, at: Moment) -> Option<Step> {
         let relief = self.reliefs.iter_mut().find(|relief| relief.stage == Stage::Planned)?;
         relief.stage = Stage::Begun;
         let is_help = relief.to_bytes > relief.from_bytes;

@@ -18,14 +18,36 @@ const OBSERVE_TIME: Duration = Duration::from_secs(600);
 /// Windows, and the least time, after which no more is lent in a round, however slowly balloons follow.
 const LEND_WINDOWS: u32 = 10;
 const LEND_TIME_MIN: Duration = Duration::from_secs(60);
+/// Number of guests without a VM that are remembered. What they had is on record, which is written before each command.
+pub(super) const GONE_MAX: usize = 2000;
 
 impl Planner {
     /// Takes what monitors of guests say. Must come before what the VM processes say at the same time.
     pub fn hear_guests(&mut self, at: Moment, all: BTreeMap<String, Result<GuestMemory, Unusable>>) {
         let window = self.settings.window;
         for (name, answer) in all {
-            let recorded = self.guests_recorded.get(&name).copied();
-            self.guests.entry(name).or_insert_with(|| KnownGuest::new(at, window, recorded)).hear(answer);
+            let guest = self.guests.entry(name).or_insert_with_key(|name| {
+                let recorded = self.guests_recorded.remove(name);
+                KnownGuest::new(at, window, recorded.map(|sizes| GuestRecord { gone_s: 0, ..sizes }))
+            });
+            guest.hear(answer);
+        }
+    }
+
+    /// Notes which guests are gone. Forgets some if they are too many: first those that lack nothing, then those that went first.
+    pub(super) fn note_gone(&mut self, at: Moment) {
+        for (name, sizes) in &mut self.guests_recorded {
+            match self.vms.contains_key(name) {
+                true => sizes.gone_s = 0,
+                false if sizes.gone_s == 0 => sizes.gone_s = at.unix_s,
+                false => {}
+            }
+        }
+        let gone = self.guests_recorded.iter().filter(|(name, _)| !self.vms.contains_key(*name));
+        let mut gone: Vec<_> = gone.map(|(name, sizes)| (sizes.lacks(), sizes.gone_s, name.clone())).collect();
+        gone.sort();
+        for (.., name) in &gone[..gone.len().saturating_sub(GONE_MAX)] {
+            self.guests_recorded.remove(name);
         }
     }
 
@@ -35,7 +57,7 @@ impl Planner {
         let mut all = self.guests_recorded.clone();
         all.extend(known);
         // A guest from which nothing was taken begins anew when it comes back.
-        all.retain(|name, sizes| sizes.taken() > 0 || sizes.is_untold || self.guests.contains_key(name));
+        all.retain(|name, sizes| sizes.lacks() || self.guests.contains_key(name));
         all
     }
 

@@ -34,7 +34,7 @@ pub fn call_within(path: &Path, command: Command, patience: Duration) -> io::Res
 
 fn exchange(path: &Path, command: Command, patience: Duration) -> io::Result<(Reply, BufReader<UnixStream>)> {
     let give_up_at = Instant::now() + patience;
-    let mut stream = connect(path, patience)?;
+    let mut stream = connect_within(path, patience)?;
     let line = command.line().map_err(io::Error::other)?;
     // A busy process may answer and close before it has received this line, so the answer counts, not the broken pipe.
     // Only one line is read, because a read error follows the answer if part of the command was left unread.
@@ -72,7 +72,10 @@ fn read_line(stream: &mut BufReader<UnixStream>, give_up_at: Instant) -> io::Res
 }
 
 /// Connects to the socket at `path`. A process that hangs accepts nobody, and its queue of clients may be full.
-fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+///
+/// # Errors
+/// If nobody listens there, or there is no place in the queue within `patience`.
+pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // Linux waits no longer for a place in the queue either.
     sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;

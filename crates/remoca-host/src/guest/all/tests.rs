@@ -171,7 +171,7 @@ fn monitors_come_and_go_with_their_vms() {
     let folder = tempfile::tempdir().unwrap();
     let address = |name: &str| Address::Qmp(folder.path().join(name));
     let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
-    let count = 2 * ASKED_AT_A_TIME_MAX;
+    let count = 2 * CALLS_MAX;
     monitors.keep(&(0..count).map(|number| (format!("vm{number}"), address(&number.to_string()))).collect());
     let said = monitors.read(|_| true);
     assert_eq!(said.len(), count);
@@ -229,4 +229,55 @@ fn an_answer_of_a_former_monitor_counts_for_nobody() {
     assert!(monitors.begin("a", Call::Read));
     monitors.wait(["a".to_owned()].into(), FOR_EVER);
     assert_eq!(monitors.all["a"].said(Instant::now(), FOR_EVER), memory(2));
+}
+
+#[test]
+fn only_so_many_are_asked_at_a_time_in_turn_and_late_ones_leave_room() {
+    let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
+    let names: Vec<String> = (100..101 + CALLS_MAX + LATE_CALLS_MAX).map(|number| number.to_string()).collect();
+    let all: BTreeMap<&str, Qemu> = names.iter().map(|name| (name.as_str(), add(&mut monitors, name))).collect();
+    let called = |monitors: &Monitors| -> Vec<String> {
+        let called = monitors.all.iter().filter(|(_, known)| known.monitor.is_none());
+        called.map(|(name, _)| name.clone()).collect()
+    };
+    let answer = |monitors: &mut Monitors| {
+        for name in called(monitors) {
+            all[name.as_str()].says.send(memory(7)).unwrap();
+            wait_for(monitors, &name);
+        }
+        assert_eq!(monitors.calls, 0);
+    };
+    let said = monitors.read(|_| true);
+    assert_eq!(called(&monitors), names[..CALLS_MAX]);
+    assert!(why(&said[&names[CALLS_MAX]]).contains("when it is its turn"), "{said:?}");
+    // A size does not wait.
+    monitors.left = Duration::ZERO;
+    assert_eq!(monitors.set_bytes(&names[CALLS_MAX], 7), Ok(()));
+    assert_eq!(monitors.calls, CALLS_MAX + 1);
+    answer(&mut monitors);
+    monitors.all.get_mut(&names[CALLS_MAX]).unwrap().is_prompt = false;
+    // Those that were not asked yet.
+    monitors.read(|_| true);
+    assert_eq!(called(&monitors), names[CALLS_MAX + 1..]);
+    answer(&mut monitors);
+    // All are late. Those that were asked first are asked, and there is room for one that is in time.
+    for _ in 0..2 {
+        monitors.read(|_| true);
+        assert_eq!(called(&monitors), names[..LATE_CALLS_MAX]);
+    }
+    let good = add(&mut monitors, "good");
+    good.says.send(memory(6)).unwrap();
+    monitors.patience = FOR_EVER;
+    assert_eq!(monitors.read(|_| true)["good"], memory(6));
+    answer(&mut monitors);
+    // The next ones. One that is no longer there counts until its call has ended.
+    good.says.send(memory(6)).unwrap();
+    monitors.read(|_| true);
+    assert_eq!(called(&monitors), names[LATE_CALLS_MAX..2 * LATE_CALLS_MAX]);
+    monitors.keep(&BTreeMap::new());
+    assert_eq!(monitors.calls, LATE_CALLS_MAX);
+    all[names[LATE_CALLS_MAX].as_str()].says.send(memory(7)).unwrap();
+    let ended = monitors.ended.recv().unwrap();
+    monitors.end(ended);
+    assert_eq!(monitors.calls, LATE_CALLS_MAX - 1);
 }

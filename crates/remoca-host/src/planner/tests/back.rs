@@ -190,6 +190,16 @@ fn a_mistake_in_the_file_of_a_vm_does_not_cost_it_its_minimum() {
 }
 
 #[test]
+fn a_tier_whose_minimum_is_more_than_there_can_be_gives_nothing() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let tier = sizes(&world)[0].1;
+    world.process("vm0").limits.minimum_bytes = u64::MAX;
+    give_back(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    assert_eq!(sizes(&world)[0].1, tier);
+}
+
+#[test]
 fn a_guest_whose_vm_process_does_not_run_is_named_until_it_has_its_own() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});

@@ -2,7 +2,8 @@
 
 use super::balloon::{Guest, Manner, signed, with_guests};
 use super::world::{Nature, Process, Shape, UNIT, World};
-use crate::planner::{Phase, Side, unit_of};
+use crate::planner::round::GONE_MAX;
+use crate::planner::{GuestRecord, Look, Phase, Planner, Side, unit_of};
 use remoca_protocol::control::CURVE_POINTS_MAX;
 use std::time::Duration;
 
@@ -296,4 +297,46 @@ fn a_guest_that_was_started_again_lends_again() {
         run_round(&mut world, |_| {});
     }
     assert!(lends(&world), "{:#?}", world.planner.record());
+}
+
+#[test]
+fn guests_that_lend_are_looked_at_right_before_all_vms() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let all = world.planner.looked_at.unwrap() + world.settings.interval;
+    let mut last = None;
+    while let Look::Awaited(at, names) = world.planner.next_look() {
+        world.at.now = at;
+        world.planner.looked_at_awaited(world.at, &names);
+        last = Some((at, names));
+    }
+    assert_eq!((last, world.planner.next_look()), (Some((all, vec!["vm1".to_owned()])), Look::All(all)));
+}
+
+#[test]
+fn of_many_guests_that_are_gone_those_that_went_last_are_remembered() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let mut record = world.planner.record();
+    assert!(record.guests["vm1"].taken() > 0);
+    let gone = GuestRecord { home_bytes: 8, base_bytes: 8, asked_bytes: 6, ..GuestRecord::default() };
+    for number in 0..GONE_MAX {
+        // A former version says of none when it went.
+        record.guests.insert(format!("gone{number:04}"), GuestRecord { gone_s: number as u64, ..gone });
+    }
+    // A daemon that does not look at guests knows who is there.
+    let (terms, guests) = (world.settings.guests.take(), std::mem::take(&mut world.guests));
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    world.run(2, |_| {});
+    let record = world.planner.record();
+    assert_eq!((record.guests.len(), record.guests["vm1"].gone_s), (GONE_MAX + 1, 0));
+    assert_eq!(record.guests["gone0000"].gone_s, world.at.unix_s - 10, "it is seen now");
+    (world.settings.guests, world.guests) = (terms, guests);
+    world.replace_daemon(Duration::ZERO);
+    world.processes.remove("vm1");
+    world.run(10, |_| {});
+    let guests = world.planner.record().guests;
+    assert_eq!((guests.len(), guests["vm1"].gone_s > 0), (GONE_MAX + 1, true));
+    assert!(guests.contains_key("gone0000") && !guests.contains_key("gone0001"), "{:?}", guests["vm1"]);
 }

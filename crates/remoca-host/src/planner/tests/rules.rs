@@ -196,6 +196,30 @@ fn a_vm_without_a_curve_gives_nothing_while_all_have_no_more_than_the_total() {
 }
 
 #[test]
+fn a_minimum_of_more_than_there_is_is_named_and_takes_no_room_in_the_daemon() {
+    let mut wrong = honest(Shape::Smooth(20), 40);
+    wrong.limits.minimum_bytes = 100 << 40;
+    let mut world = World::new(vec![wrong, honest(Shape::Flat(50), 100)]);
+    world.run(5, |_| {});
+    let state = world.planner.report(world.at).state;
+    let said = "the minimum of vm0 is 100T, of 400M for all VMs: mend its file ([memory] minimum)";
+    assert_eq!(state, format!("nothing is changed: {said}"));
+    // A division has a miss ratio for each of these units.
+    let vm = &world.planner.vms["vm0"];
+    let most = |limits: Limits| {
+        let mut vm = vm.clone();
+        vm.limits = Some(limits);
+        let subject = vm.subject(settings().memory(), 0, None);
+        (subject.least as u64, subject.most as u64)
+    };
+    assert_eq!(most(Limits { minimum_bytes: u64::MAX, ..Limits::default() }), (TOTAL + 1, TOTAL + 1));
+    assert_eq!(most(Limits { maximum_bytes: Some(u64::MAX), ..Limits::default() }), (1, TOTAL));
+    world.process("vm0").limits.minimum_bytes = 50 * UNIT;
+    world.run(5, |_| {});
+    assert!(sizes(&world)[0] >= 50, "{:?}", world.planner.plan);
+}
+
+#[test]
 fn other_policies_are_shown_for_comparison() {
     let targets = |policy: Policy| {
         let dry = Settings { applies: false, policy, ..settings() };
