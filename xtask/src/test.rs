@@ -21,7 +21,7 @@ const LONG: &str = "long: cargo xtask test-long";
 /// draws others.
 const SEED: u64 = 1;
 /// Program that some tests need, built beforehand: a build during the tests would slow them down.
-const ABLATION: [&str; 4] = ["--bin", "remoca-ablation", "--features", "ablation"];
+const ABLATION: [&str; 4] = ["--bin", "remoca-ablation", "--features", "ablation,testing"];
 /// Environment variable with the path of the `remoca` that was built with the tests. Alone it would be built again, without the features
 /// that only tests use: `testing`, and the engine's `ablation`, which nothing in this program switches on. `make demo` and the tests of
 /// packages run the shipped one.

@@ -93,10 +93,11 @@ fn control(args: &DiskArgs) -> Result<PathBuf> {
     runtime::socket_of(&args.name.clone().unwrap_or_else(|| std::process::id().to_string()))
 }
 
-/// Arms the kill point or panic point given on the command line. Fails if both are given.
+/// Notes that this is the program for tests, and arms the kill point or panic point given on the command line. Fails if both are given.
 #[cfg(feature = "ablation")]
 fn arm(args: &DiskArgs) -> Result<()> {
-    use remoca_io::narrow::{End, end_at, hold_at};
+    use remoca_io::narrow::{End, end_at, hold_at, note_test_program};
+    note_test_program();
     for (option, end) in [(&args.kill_at, End::Kill), (&args.panic_at, End::Panic)] {
         let Some(place) = option else { continue };
         let (place, passage) = place.split_once(':').context("a place has the form PLACE:N")?;

@@ -53,7 +53,7 @@ pub fn remoca_release() -> Result<PathBuf> {
 
 /// Builds the `remoca` program that can leave out safety rules.
 pub fn remoca_ablation() -> Result<PathBuf> {
-    built(&["--features", "ablation", "--bin", "remoca-ablation"], "debug/remoca-ablation")
+    built(&["--features", "ablation,testing", "--bin", "remoca-ablation"], "debug/remoca-ablation")
 }
 
 fn built(options: &[&str], program: &str) -> Result<PathBuf> {

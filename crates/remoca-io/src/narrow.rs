@@ -47,8 +47,9 @@ pub const PLACES: [&str; 24] = [
 mod armed {
     use std::path::PathBuf;
     use std::sync::OnceLock;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+    static IS_TEST_PROGRAM: AtomicBool = AtomicBool::new(false);
     static ARMED: OnceLock<Armed> = OnceLock::new();
     static HELD: OnceLock<(String, PathBuf)> = OnceLock::new();
 
@@ -63,6 +64,16 @@ mod armed {
     pub enum End {
         Kill,
         Panic,
+    }
+
+    /// Notes that this is the program for tests, which may take its time on a busy machine.
+    pub fn note_test_program() {
+        IS_TEST_PROGRAM.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether this is the program for tests.
+    pub fn is_test_program() -> bool {
+        IS_TEST_PROGRAM.load(Ordering::Relaxed)
     }
 
     /// Makes the process end at the `passage`-th passage of `place`, the first being 1.
@@ -110,9 +121,15 @@ mod armed {
 }
 
 #[cfg(feature = "ablation")]
-pub use armed::{End, end_at, hold_at, passes};
+pub use armed::{End, end_at, hold_at, is_test_program, note_test_program, passes};
 
 /// Does nothing. Only a build with the feature `ablation` counts passages.
 #[cfg(not(feature = "ablation"))]
 #[inline(always)]
 pub fn passes(_place: &str) {}
+
+/// Returns false. Only a build with the feature `ablation` can be the program for tests.
+#[cfg(not(feature = "ablation"))]
+pub const fn is_test_program() -> bool {
+    false
+}

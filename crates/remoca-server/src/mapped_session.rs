@@ -226,11 +226,14 @@ impl MappedSession {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests fail by panics")]
 mod tests {
+    use std::sync::mpsc;
+
     use remoca_protocol::{PoolGeneration, ServerId, Token};
     use tokio::io::AsyncReadExt;
     use tokio::net::UnixStream;
     use tokio::runtime::Builder;
-    use tokio::task::LocalSet;
+    use tokio::sync::oneshot;
+    use tokio::task::{LocalSet, spawn_blocking, spawn_local, yield_now};
 
     use super::*;
     use crate::arena::Arena;
@@ -250,9 +253,17 @@ mod tests {
         (MappedSession::new(Stream::Unix(own), buffer, pool, Keeper::default(), hour), client)
     }
 
+    /// Runs a test with one helper thread, which does its work in the order in which it was asked.
     fn run(test: impl Future<Output = ()>) {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
         LocalSet::new().block_on(&runtime, test);
+    }
+
+    /// Lets all other tasks go on as far as they can.
+    async fn some_turns() {
+        for _ in 0..10 {
+            yield_now().await;
+        }
     }
 
     #[test]
@@ -299,13 +310,25 @@ mod tests {
                 client.read_exact(&mut told).await.unwrap();
                 assert_eq!(told, expected);
             }
-            // Its memory is taken back while a step is under way.
+            // Its memory is taken back while a step is under way: the helper is kept busy before it, and again between its parts.
             Arc::clone(&pool).resize(PageCount(0)).await.unwrap();
+            let (open_first, first_gate) = mpsc::channel::<()>();
+            let first = spawn_blocking(move || first_gate.recv());
             let change = spawn_local(Arc::clone(&pool).resize(all));
-            while pool.allocated() == 0 {
-                tokio::task::yield_now().await;
-            }
+            some_turns().await;
+            let (begin, has_begun) = oneshot::channel();
+            let (open_second, second_gate) = mpsc::channel::<()>();
+            let second = spawn_blocking(move || begin.send(()).is_ok() && second_gate.recv().is_err());
+            drop(open_first);
+            has_begun.await.unwrap();
+            some_turns().await;
+            assert!(
+                pool.available() < all && pool.allocated() == 0,
+                "memory is taken from the arena, and none is here yet"
+            );
             pool.set_limit(PageCount(100));
+            drop(open_second);
+            assert!(first.await.unwrap().is_err() && second.await.unwrap());
             assert!(change.await.unwrap().is_err());
             assert_eq!((pool.granted(), pool.allocated()), (PageCount(0), 0));
             pool.set_limit(all);

@@ -18,7 +18,7 @@ pub fn binary() -> &'static Path {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let built = Command::new(cargo)
             .args(["build", "--quiet", "--locked", "--package", "remoca-cli", "--bin", "remoca-ablation"])
-            .args(["--features", "ablation", "--target-dir"])
+            .args(["--features", "ablation,testing", "--target-dir"])
             .arg(target)
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .status();
