@@ -34,6 +34,8 @@ use std::time::Duration;
 const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"];
 /// Reserve for guests that are short of memory, unless the operator names another one.
 const RESERVE_BYTES: u64 = 256 << 20;
+/// Smallest reserve: a guest gets half of it at most, in MiB.
+const RESERVE_MIN: u64 = 2 << 20;
 /// Least time between two looks at all VMs.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Least time in which a VM changes at most once.
@@ -80,7 +82,7 @@ pub struct HostArgs {
     guests: bool,
 
     /// With --guests: memory of the total that no plan gives away, from which guests that are short of memory get theirs back at once
-    /// [default: 256M, at most an eighth of the total]
+    /// [default: 256M, at most an eighth of the total; at least 2M]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     reserve: Option<u64>,
 
@@ -308,7 +310,12 @@ fn guest_terms(args: &HostArgs, total_bytes: u64) -> Result<Option<GuestTerms>> 
     if args.policy != Division::Optimal {
         return Err(anyhow!("this policy is for comparison: leave out --guests or --policy").context(WrongOptions));
     }
-    let reserve_bytes = args.reserve.unwrap_or(RESERVE_BYTES.min(total_bytes / 8));
+    let reserve_bytes = args.reserve.unwrap_or(RESERVE_BYTES.min(total_bytes / 8).max(RESERVE_MIN));
+    if reserve_bytes < RESERVE_MIN {
+        let reserve = show_size(reserve_bytes);
+        let advice = "with --guests at least 2M is needed, or no guest that is short of memory gets any back from it";
+        return Err(anyhow!("a reserve of {reserve}: {advice}").context(WrongOptions));
+    }
     if reserve_bytes > total_bytes / 2 {
         let (reserve, total) = (show_size(reserve_bytes), show_size(total_bytes));
         return Err(anyhow!("a reserve of {reserve} of a total of {total}: half of it at most").context(WrongOptions));
@@ -366,6 +373,7 @@ mod tests {
         assert_eq!(guests("--total 8G"), GuestTerms { reserve_bytes: 256 << 20, rest: hour });
         assert_eq!(guests("--total 64M --once"), GuestTerms { reserve_bytes: 8 << 20, rest: Duration::ZERO });
         assert_eq!(guests("--total 8G --reserve 1G --round 5m").reserve_bytes, 1 << 30);
+        assert_eq!(guests("--total 4M").reserve_bytes, 2 << 20);
         let look = of("--total 8G --once --policy esx").unwrap();
         assert_eq!((look.readings_min, look.policy, look.applies), (1, Policy::Esx, false));
     }
@@ -378,6 +386,9 @@ mod tests {
             ("--total 8G --apply --policy greedy", "for comparison"),
             ("--total 8G --guests", "needs --tier local"),
             ("--total 8G --tier local --guests --reserve 5G", "half of it at most"),
+            ("--total 3M --tier local --guests", "half of it at most"),
+            ("--total 8G --tier local --guests --reserve 0", "a reserve of 0B: with --guests at least 2M"),
+            ("--total 8G --tier local --guests --reserve 1M", "with --guests at least 2M is needed"),
             ("--total 8G --tier local --guests --policy esx", "for comparison"),
             ("--total 8G --interval 1ms", "at least 100 are needed"),
             ("--total 8G --window 0s", "at least 1s is needed"),

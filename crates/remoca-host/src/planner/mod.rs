@@ -8,7 +8,8 @@
 //! 1. No command makes the sum of what counts (granted or wanted, whichever is larger) greater than the total: without the reserve, and with
 //!    what guests are seen to have lent. Only a guest that is short of memory gets some of its own back from the reserve.
 //! 2. Memory is given only after what was taken for it is seen in the granted sizes.
-//! 3. A VM changes at most once in a window, and not while it is silent, off, or its curve says too little.
+//! 3. A VM changes at most once in a window, and not while it is silent, off, or its curve says too little. When all have more than the total
+//!    with the reserve, no window keeps a VM from being cut to its share.
 //! 4. A plan is made only when no change is under way, and no intent of a former daemon is open.
 //! 5. What one VM answers, or does not answer, changes the size of another one only by the plan, which keeps bounds and minimums.
 
@@ -240,6 +241,11 @@ impl Planner {
         }
         self.give_up(at);
         self.relieve(at);
+        // Curves in other units are to be asked for first.
+        let is_free = self.intent.is_none() && self.back.is_none() && self.looked_at.is_some();
+        if is_free && self.is_beyond_reserve(at.now) {
+            self.make_plan(at);
+        }
     }
 
     /// Returns what a successor needs. It must be on record before a step is executed.
@@ -281,11 +287,21 @@ impl Planner {
 
     /// Returns the sum of what all VMs have.
     fn counted(&self, now: Duration) -> u64 {
-        let memory = self.memory(now);
         // To give all back, nothing need be known of a VM that never answered: it keeps what it has.
-        let is_known = |vm: &&KnownVm| self.back.is_none() || vm.is_known();
-        let present = self.vms.values().filter(|vm| !vm.is_absent(now)).filter(is_known);
+        self.counted_by(now, |vm| self.back.is_none() || vm.is_known())
+    }
+
+    /// Returns the sum of what the VMs have that `counts` names.
+    fn counted_by(&self, now: Duration, counts: impl Fn(&KnownVm) -> bool) -> u64 {
+        let memory = self.memory(now);
+        let present = self.vms.values().filter(|vm| !vm.is_absent(now) && counts(vm));
         present.fold(0, |sum, vm| sum.saturating_add(vm.counted(memory)))
+    }
+
+    /// Returns whether all VMs have more than the total with the reserve: guests took back more than that. The host has no more.
+    fn is_beyond_reserve(&self, now: Duration) -> bool {
+        let reserve_bytes = self.settings.guests.map_or(0, |terms| terms.reserve_bytes);
+        self.counted(now) > self.memory(now).total_bytes.saturating_add(reserve_bytes)
     }
 
     fn make_plan(&mut self, at: Moment) {
@@ -325,7 +341,7 @@ impl Planner {
     fn bond(&self, now: Duration, name: &str, vm: &KnownVm) -> Option<(String, bool)> {
         let (window, blocks) = (self.settings.window, vm.blocks_read());
         let is_unsettled = || self.guests.get(name).is_some_and(|guest| guest.is_unsettled(now, window, blocks));
-        vm.bond(now, window, self.settings.readings_min).or_else(|| {
+        vm.bond(now, window, self.settings.readings_min, self.is_beyond_reserve(now)).or_else(|| {
             let why = "the memory of its guest changed, and its curve is still that of the former size";
             is_unsettled().then(|| (why.to_owned(), false))
         })

@@ -1,4 +1,4 @@
-//! Help for guests that are short of memory: some of what was taken from them, at once, from the reserve.
+//! Help for guests that are short of memory: some of what was taken from them, at once from the reserve, then from their own caches.
 //!
 //! 1. A guest gets at most what was taken from it, so one that lies gains nothing but its own.
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
@@ -7,10 +7,15 @@
 //! 5. A guest that has less than its minimum, because the operator has raised that, gets what it lacks once in a window, as far as half of
 //!    the reserve stays for those that are short of memory.
 //! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
+//! 7. A guest that is still short half a window after it was helped, or that gets nothing from the reserve, gets all that its own cache has
+//!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window.
+//! 8. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
+//!    all guests together get no more than the reserve until it answers.
 
 use super::guests::LEFT_WINDOWS;
-use super::moves::{Move, Side, Stage};
-use super::{FOLLOW_TIME, KnownGuest, Moment, Planner, Step};
+use super::moves::{Intent, Move, Side, Stage};
+use super::round::exchange;
+use super::{FOLLOW_TIME, KnownGuest, KnownVm, Moment, Planner, Step};
 use std::time::Duration;
 
 /// Unit of what a guest gets: its balloon moves by pages, so units of tiers do not matter.
@@ -43,15 +48,48 @@ impl Planner {
                 continue;
             };
             let moves = self.intent.iter().flat_map(|intent| &intent.moves);
-            let is_open = |change: &Move| change.vm == name && change.side == Side::Guest && change.is_open();
-            let is_taken_from = moves.clone().any(|change| is_open(change) && change.takes());
+            let takes = moves.filter(|change| change.vm == name && change.side == Side::Guest && change.takes());
+            let (lends, is_taken_from) = (takes.clone().count() > 0, takes.clone().any(Move::is_open));
             let most = self.claim(at.now, &name, terms.reserve_bytes);
             if is_taken_from || most > 0 || is_owed {
-                self.drop_exchange(at, &name, "its guest is short of memory");
+                // What is on its way back to it goes on.
+                if lends {
+                    self.drop_exchange(at, &name, "its guest is short of memory");
+                }
                 self.promise(at, &name, format!("it is short of memory: {why}"), most);
             }
         }
         self.keep_guest_minimums(at, terms.reserve_bytes);
+        self.return_own(at);
+    }
+
+    /// Begins to give guests that are still short of memory what their own caches have of theirs. One that was short for a moment goes on
+    /// lending.
+    pub(super) fn return_own(&mut self, at: Moment) {
+        if self.intent.is_some() || self.back.is_some() {
+            return;
+        }
+        let mut moves = Vec::new();
+        for name in self.taken_from() {
+            let (Some(guest), Some((has, kept))) = (self.guests.get(&name), self.own_back(at.now, &name)) else {
+                continue;
+            };
+            let (Some(why), Some(memory)) = (guest.pressure(), &guest.memory) else { continue };
+            if kept == has || guest.was_told(at.now, self.settings.window / 2) {
+                continue;
+            }
+            let why = format!("it is short of memory, and gets back what its cache has of it: {why}");
+            self.log.note(at.unix_s, format!("{name}: {why}"));
+            moves.push(exchange(&name, Side::Tier, has, kept, &why));
+            moves.push(exchange(&name, Side::Guest, memory.actual_bytes, guest.has() + (has - kept), &why));
+            // Nor is this tried at each look.
+            let spared = LEFT_WINDOWS * self.settings.window;
+            self.guests.get_mut(&name).into_iter().for_each(|guest| guest.note_relief(at, spared, false));
+        }
+        if !moves.is_empty() {
+            self.stepped_at = at.now;
+            self.intent = Some(Intent { at_s: at.unix_s, moves });
+        }
     }
 
     /// Gives guests what they lack to their minimums. Half of the reserve stays for those that are short of memory.
@@ -64,7 +102,7 @@ impl Planner {
             if is_told || guest.pressure().is_some() || guest.bond(at.now).is_some() {
                 continue;
             }
-            let spare = self.reserve_left(at.now).saturating_sub(reserve_bytes / 2);
+            let spare = self.reserve_left(at.now, self.counted(at.now)).saturating_sub(reserve_bytes / 2);
             let short = self.below_minimum(&name).min(spare);
             if short > 0 {
                 self.promise(at, &name, "it has less than its minimum (guest-minimum)".into(), short);
@@ -94,15 +132,37 @@ impl Planner {
         if guest.was_relieved(now, self.settings.window) {
             return 0;
         }
-        let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(self.reserve_left(now));
+        let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(self.help_left(now, reserve_bytes));
         most - most % HELP_UNIT
     }
 
-    /// Returns what is left of the reserve and of the rest of the total. What the guest of a VM lent that is gone may be its own again.
-    fn reserve_left(&self, now: Duration) -> u64 {
+    /// Returns what is left for guests that are short of memory.
+    fn help_left(&self, now: Duration, reserve_bytes: u64) -> u64 {
+        let helped = self.guests.values().fold(0, |sum: u64, guest| sum.saturating_add(guest.relieved_bytes));
+        let known = self.reserve_left(now, self.counted_by(now, KnownVm::is_known));
+        self.reserve_left(now, self.counted(now)).max(known.min(reserve_bytes.saturating_sub(helped)))
+    }
+
+    /// Returns what is left of the reserve and of the rest of the total, of which so much is `counted`. What the guest of a VM lent that is
+    /// gone may be its own again.
+    fn reserve_left(&self, now: Duration, counted: u64) -> u64 {
         let lent = self.lent_by(|name| self.is_there(now, name) && !self.vms[name].is_dead());
         let all = self.settings.total_bytes.saturating_add(lent);
-        all.saturating_sub(self.counted(now))
+        all.saturating_sub(counted).saturating_sub(self.on_its_way(now))
+    }
+
+    /// Returns what caches gave back to their guests that the balloons have not been told of yet: others get nothing of it.
+    fn on_its_way(&self, now: Duration) -> u64 {
+        let (memory, moves) = (self.memory(now), self.intent.iter().flat_map(|intent| &intent.moves));
+        let is_planned =
+            |change: &Move| change.side == Side::Guest && change.stage == Stage::Planned && !change.takes();
+        let goes_back = |vm: &str| moves.clone().any(|change| change.vm == vm && is_planned(change));
+        let left = |change: &Move| {
+            let has = self.vms.get(&change.vm).map_or(change.from_bytes, |vm| vm.counted(memory));
+            change.from_bytes.saturating_sub(has.max(change.to_bytes))
+        };
+        let takes = moves.clone().filter(|change| change.side == Side::Tier && change.stage != Stage::Dropped);
+        takes.filter(|change| change.takes() && goes_back(&change.vm)).map(left).fold(0, u64::saturating_add)
     }
 
     /// Gives a guest at most `most` of what was taken from it, and nothing less than it has.

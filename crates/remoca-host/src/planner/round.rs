@@ -205,7 +205,7 @@ impl Planner {
         has_rounds && self.guests.iter().any(|(name, guest)| self.vms.contains_key(name) && guest.may_tell_soon())
     }
 
-    /// Returns the limits of a VM whose cache can take what its guest lends; `None` if it cannot.
+    /// Returns the limits of a VM whose cache can take what its guest lends, and give it back; `None` if it cannot.
     fn lender(&self, now: Duration, name: &str) -> Option<crate::limits::Limits> {
         let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
         let is_left = vm.ignored_until.is_some_and(|until| now < until);
@@ -231,8 +231,12 @@ impl Planner {
         }
     }
 
-    /// Begins a step in which guests lend memory to their caches. Ends lending if none does.
+    /// Begins a step in which guests lend memory to their caches. Ends lending if none does. One that is short of memory comes first.
     pub(super) fn lend(&mut self, at: Moment) {
+        self.return_own(at);
+        if self.intent.is_some() {
+            return;
+        }
         let memory = self.memory(at.now);
         self.leave_takers(at);
         let is_late = self.lends_too_long(at);
@@ -266,24 +270,19 @@ impl Planner {
 
     /// Begins to give memory back to guests, as far as their caches still have it.
     fn give_back(&mut self, at: Moment) {
-        let (memory, unit) = (self.memory(at.now), self.small_unit());
         // What nobody has goes back too.
-        let mut spare = memory.total_bytes.saturating_sub(self.counted(at.now));
+        let mut spare = self.memory(at.now).total_bytes.saturating_sub(self.counted(at.now));
         let mut moves = Vec::new();
         for (name, guest) in &self.guests {
-            let (Some(limits), Some(sizes)) = (self.lender(at.now, name), guest.sizes) else { continue };
+            let (Some((has, kept)), Some(sizes)) = (self.own_back(at.now, name), guest.sizes) else { continue };
             let Some(actual) = guest.memory.as_ref().map(|memory| memory.actual_bytes) else { continue };
             if guest.bond(at.now).is_some() {
                 continue;
             }
-            let has = self.vms[name].counted(memory);
-            let least = limits.minimum_bytes.max(unit);
-            let owed = sizes.base_bytes.saturating_sub(guest.has());
-            let wanted = has - has.saturating_sub(least).min(owed);
-            let (to, back) = (wanted.next_multiple_of(unit), has.saturating_sub(wanted.next_multiple_of(unit)));
+            let (back, owed) = (has - kept, sizes.base_bytes.saturating_sub(guest.has()));
             let why = "its guest gets back what its cache still has of it".to_owned();
             if back > 0 {
-                moves.push(exchange(name, Side::Tier, has, to, &why));
+                moves.push(exchange(name, Side::Tier, has, kept, &why));
             }
             let more = spare.min(owed.saturating_sub(back));
             spare -= more;
@@ -296,6 +295,17 @@ impl Planner {
         self.enter(at, Phase::End);
         self.stepped_at = at.now;
         self.intent = Some(Intent { at_s: at.unix_s, moves }).filter(|intent| !intent.is_over());
+    }
+
+    /// Returns what the cache of a VM has, and what it keeps if its guest gets back all that is still there of it. `None` if it cannot change.
+    pub(super) fn own_back(&self, now: Duration, name: &str) -> Option<(u64, u64)> {
+        let (limits, guest) = (self.lender(now, name)?, self.guests.get(name)?);
+        let unit = self.small_unit();
+        let has = self.vms[name].counted(self.memory(now));
+        let least = limits.minimum_bytes.max(unit);
+        let owed = guest.sizes?.base_bytes.saturating_sub(guest.has());
+        let kept = has - has.saturating_sub(least).min(owed);
+        Some((has, kept.next_multiple_of(unit).min(has)))
     }
 }
 

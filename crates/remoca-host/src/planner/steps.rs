@@ -141,20 +141,21 @@ impl Planner {
         // It may be about a step that was given up meanwhile.
         let is_it =
             |change: &&Move| change.vm == *name && change.stage == Stage::Begun && change.to_bytes == step.bytes;
-        let is_relief = self.reliefs.iter().any(|relief| is_it(&relief));
-        if !is_relief && !self.begun().filter(|change| change.side == Side::Guest).any(|change| is_it(&change)) {
+        let is_change = self.begun().filter(|change| change.side == Side::Guest).any(|change| is_it(&change));
+        if !is_change && !self.reliefs.iter().any(|relief| is_it(&relief)) {
             return;
         }
         if was_sent {
             self.leave(at, name, why.clone());
         }
-        if is_relief {
+        // Help may name the same size. It was told first then, and what was told is not taken back.
+        if is_change {
+            self.drop_move(at, name, Side::Guest, &why);
+        } else {
             if let Some(guest) = self.guests.get_mut(name).filter(|_| !was_sent) {
                 guest.withdraw();
             }
             self.end_relief(at, name, false, &format!("not done: {why}"));
-        } else {
-            self.drop_move(at, name, Side::Guest, &why);
         }
     }
 

@@ -11,5 +11,6 @@ mod known_guest;
 mod recovery;
 mod rounds;
 mod rules;
+mod short;
 mod tiers;
 mod world;

@@ -195,8 +195,15 @@ impl KnownVm {
         is_gone || (is_off && self.silent.is_none())
     }
 
-    /// Returns the reason why the VM keeps what it has, and whether it also cannot be changed at all; `None` if it is free.
-    pub(super) fn bond(&self, now: Duration, window: Duration, readings_min: u32) -> Option<(String, bool)> {
+    /// Returns the reason why the VM keeps what it has, and whether it also cannot be changed at all; `None` if it is free. If it `is_urgent`
+    /// that all have less, it can be changed again within a window.
+    pub(super) fn bond(
+        &self,
+        now: Duration,
+        window: Duration,
+        readings_min: u32,
+        is_urgent: bool,
+    ) -> Option<(String, bool)> {
         let cannot = |why: String| Some((why, true));
         let keeps = |why: String| Some((why, false));
         if let Some(why) = &self.silent {
@@ -208,8 +215,10 @@ impl KnownVm {
         if self.ignored_until.is_some_and(|until| now < until) {
             return cannot("it did not do what it was told to".into());
         }
-        if let Some(at) = self.changed_at.filter(|at| now.saturating_sub(*at) < window) {
-            return cannot(format!("it was changed {} s ago", now.saturating_sub(at).as_secs()));
+        let changed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
+        let changed = changed.map(|passed| format!("it was changed {} s ago", passed.as_secs()));
+        if let Some(why) = changed.clone().filter(|_| !is_urgent) {
+            return cannot(why);
         }
         if let Some(why) = &self.mistake {
             // It may have a minimum that nobody knows.
@@ -227,6 +236,7 @@ impl KnownVm {
         let idle = now.saturating_sub(self.active_at);
         (idle >= STALE_AFTER)
             .then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
+            .or_else(|| keeps(changed?))
     }
 
     /// Returns the VM as the division has it, if its guest has lent so much.

@@ -131,7 +131,7 @@ fn a_guest_that_takes_its_memory_back_costs_caches_what_it_took() {
 }
 
 /// Returns three VMs after a round in which the guest of `vm1` lent more to the others than its own cache has.
-fn lent_to_others(needs: u32, third: Shape) -> World {
+pub fn lent_to_others(needs: u32, third: Shape) -> World {
     let shapes = [Shape::Cliff(needs), Shape::Flat(50), third];
     let vms = shapes.map(|shape| Process::new(shape, Nature::Honest, 20));
     let mut world = World::with(with_guests(80, 20), vms.into());

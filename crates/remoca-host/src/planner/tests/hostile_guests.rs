@@ -1,6 +1,7 @@
 //! Whatever guests, their monitors, VMs and the daemon itself do: no command gives away memory that is not there.
 
 use super::balloon::{Guest, Manner, signed, with_guests};
+use super::guests::lent_to_others;
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::limits::Limits;
 use crate::planner::Phase;
@@ -158,18 +159,19 @@ proptest! {
 /// One guest is promised help while the record cannot be written, and another takes back its own before the first one can be told.
 #[test]
 fn a_promise_that_was_not_sent_is_taken_back() {
-    let process = |shape, nature| Process::new(shape, nature, 20);
-    let mut world = world(vec![
-        (process(Shape::Cliff(1), Nature::Blind), Some(Guest::new(Manner::Grabs(24), 96))),
-        (process(Shape::Cliff(40), Nature::Honest), None),
-        (process(Shape::Cliff(1), Nature::Honest), Some(Guest::new(Manner::Short(4, 20), 46))),
-    ]);
-    for looks in 0..60 {
-        world.is_full = (17..24).contains(&looks);
-        world.run(1, |_| {});
-    }
-    // From its own cache.
-    let (vm, guest) = (&world.processes["vm2"], &world.guests["vm2"]);
-    assert_eq!((vm.granted, guest.actual), (3, guest.home));
-    assert!(world.taken_of_host() <= signed(world.settings.total_bytes));
+    let mut world = lent_to_others(265, Shape::Flat(50));
+    let less = world.guests["vm2"].target;
+    world.is_full = true;
+    let looks = world.looks;
+    world.guest("vm2").manner = Manner::Short(looks, 6);
+    world.run(8, |_| {});
+    // Caches that hang keep what the other guest takes back.
+    world.process("vm0").nature = Nature::Hangs(looks + 8, 1000);
+    world.guest("vm1").manner = Manner::Grabs(looks + 8);
+    world.run(2, |_| {});
+    world.is_full = false;
+    // What must hold for each command is in `World::check_step`.
+    world.run(20, |_| {});
+    assert!(world.taken_of_host() > signed(world.settings.total_bytes));
+    assert_eq!(world.guests["vm2"].target, less, "{:?}", world.steps);
 }

@@ -1,0 +1,200 @@
+//! Guests that are short of memory, while others hang, and while theirs is on its way; and caches when guests take much back.
+
+use super::balloon::{Guest, Manner, signed, with_guests};
+use super::guests::{HOME, phase, run_round, sizes, two};
+use super::world::{Nature, Process, Shape, UNIT, World};
+use crate::planner::{Outcome, Phase, Side};
+use std::time::Duration;
+
+const ALWAYS: Manner = Manner::Short(0, u32::MAX);
+
+/// Returns two VMs whose guests have lent to their own caches all that they lend in a round.
+fn lent_to_own() -> World {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    assert!(sizes(&world).iter().all(|sizes| *sizes == (HOME - 48, 20 + 48)), "{:?}", sizes(&world));
+    world
+}
+
+/// Runs until the caches give guests their memory back, and the commands for that come next. That of `vm0` gives at most so many units.
+fn run_into_the_return(world: &mut World, most: u64) {
+    while phase(world) != Phase::Return || world.planner.record().intent.is_some() {
+        world.run(1, |_| {});
+    }
+    let process = world.process("vm0");
+    process.limits.minimum_bytes = process.granted.saturating_sub(most) * UNIT;
+    world.at.now = world.planner.next_look().at();
+    world.hear_guests(None);
+    let all = world.heard();
+    world.planner.hear_all(world.at, all);
+    let moves = world.planner.record().intent.unwrap().moves;
+    assert!(moves.iter().any(|change| change.vm == "vm0" && change.side == Side::Guest), "{moves:?}");
+}
+
+/// Nobody knows what it has, so the reserve is all that is risked.
+#[test]
+fn a_vm_that_never_answered_costs_no_guest_its_help_and_the_host_no_more_than_the_reserve() {
+    let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
+    let vms = vec![Process::new(Shape::Cliff(270), Nature::Honest, 10), flat(), flat(), flat()];
+    let mut world = World::with(with_guests(60, 20), vms);
+    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1..].iter().all(|(guest, tier)| *guest + 10 <= HOME && *tier == 1), "{:?}", sizes(&world));
+    // It may have all of what nobody else has.
+    world.settings.total_bytes += 100 * UNIT;
+    world.processes.insert("vm9".into(), Process::new(Shape::Flat(50), Nature::Hangs(0, 1000), 0));
+    world.replace_daemon(Duration::ZERO);
+    world.run(1, |_| {});
+    let guests = |world: &World| world.guests.values().map(|guest| guest.target / UNIT).sum::<u64>();
+    let before = guests(&world);
+    ["vm1", "vm2", "vm3"].iter().for_each(|name| world.guest(name).manner = ALWAYS);
+    world.run(1, |_| {});
+    assert_eq!(guests(&world), before + 20, "{:?}", world.steps);
+    world.run(60, |_| {});
+    assert_eq!(guests(&world), before + 20, "{:?}", world.steps);
+    // It has nothing.
+    world.process("vm9").nature = Nature::Honest;
+    world.run(60, |_| {});
+    assert_eq!(guests(&world), 4 * HOME, "{:?}", world.guests);
+}
+
+#[test]
+fn a_guest_that_is_still_short_of_memory_gets_what_its_own_cache_has_of_it_whoever_hangs() {
+    let mut world = lent_to_own();
+    world.process("vm1").limits.minimum_bytes = 25 * UNIT;
+    world.process("vm0").nature = Nature::Hangs(world.looks, 1000);
+    world.guest("vm1").manner = ALWAYS;
+    let (steps, began) = (world.steps.len(), world.at.now);
+    // The cache gives before the balloon is told: that is checked before each command.
+    world.run(5, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let told: Vec<_> = world.steps[steps..].iter().map(|(_, step)| (&*step.vm, step.side, step.bytes / UNIT)).collect();
+    let expected = [
+        ("vm1", Side::Guest, HOME - 38),
+        // It has 38 units of it still, and more than its minimum.
+        ("vm1", Side::Tier, 30),
+        ("vm1", Side::Guest, HOME),
+    ];
+    assert_eq!(told, expected);
+    let waited = world.steps[steps + 1].0 - began;
+    assert!(waited >= world.settings.window / 2 && waited < world.settings.window, "{waited:?}");
+}
+
+#[test]
+fn a_cache_keeps_its_minimum_whatever_its_guest_lacks() {
+    let mut world = lent_to_own();
+    world.process("vm1").limits.minimum_bytes = 60 * UNIT;
+    world.guest("vm1").manner = ALWAYS;
+    world.run(5, |world| assert!(world.processes["vm1"].wanted >= 60));
+    assert_eq!((world.processes["vm1"].wanted, world.guests["vm1"].target), (60, (HOME - 38 + 8) * UNIT));
+}
+
+#[test]
+fn a_guest_that_is_still_short_of_memory_does_not_wait_for_others_to_lend() {
+    let mut world = two(170, [Manner::Crawls, Manner::Honest]);
+    while world.guests["vm1"].actual > (HOME - 24) * UNIT {
+        world.run(1, |_| {});
+    }
+    world.guest("vm1").manner = ALWAYS;
+    world.run(6, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    assert_eq!((world.guests["vm1"].target, phase(&world)), (HOME * UNIT, Phase::Lend), "{:?}", world.steps);
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_for_a_moment_goes_on_lending() {
+    let mut world = lent_to_own();
+    world.guest("vm1").manner = Manner::Short(world.looks, 2);
+    world.run(10, |_| {});
+    assert_eq!((world.guests["vm1"].target, phase(&world)), ((HOME - 38) * UNIT, Phase::Observe));
+}
+
+#[test]
+fn what_is_on_its_way_back_to_a_guest_comes_though_it_becomes_short_of_memory() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_the_return(&mut world, HOME);
+    world.guest("vm0").manner = ALWAYS;
+    world.run(1, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    assert_eq!(world.guests["vm0"].target, HOME * UNIT, "{:?}", world.steps);
+}
+
+#[test]
+fn what_is_on_its_way_back_to_a_guest_is_no_help_for_another() {
+    let vms = (0..4).map(|_| Process::new(Shape::Flat(50), Nature::Honest, 10));
+    let mut world = World::with(with_guests(60, 20), vms.collect());
+    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    // Two use up the reserve, and the third one gets its own from its cache. That of the fourth one has nothing to give.
+    world.process("vm3").limits.minimum_bytes = world.process("vm3").granted * UNIT;
+    world.run(1, |_| {});
+    world.guests.values_mut().for_each(|guest| guest.manner = ALWAYS);
+    world.run(2, |world| assert!(world.taken_of_host() <= signed(60 * UNIT), "{:?}", world.steps));
+    let has: Vec<_> = world.guests.values().map(|guest| guest.target / UNIT).collect();
+    assert_eq!(has, [HOME - 38, HOME - 38, HOME, HOME - 48]);
+}
+
+/// Help and a return may name the same size: the return is told last.
+#[test]
+fn a_return_that_was_not_sent_takes_back_no_help_that_was() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    // Less than half of the reserve.
+    run_into_the_return(&mut world, 5);
+    world.guest("vm0").manner = ALWAYS;
+    let mut told = Vec::new();
+    for _ in 0..10 {
+        while let Some(step) = world.planner.next_step(world.at) {
+            let outcome = match (step.side, told.len()) {
+                (Side::Guest, 1) => Outcome::NotSent("the intent cannot be written: no".into()),
+                (Side::Guest, _) => world.guest(&step.vm).told(step.bytes),
+                (Side::Tier, _) => {
+                    let process = world.process(&step.vm);
+                    (process.wanted, process.granted) = (step.bytes / UNIT, step.bytes / UNIT);
+                    Outcome::Told
+                }
+            };
+            if step.vm == "vm0" && step.side == Side::Guest {
+                told.push(step.bytes);
+            }
+            world.planner.step_done(world.at, &step, outcome);
+        }
+        if told.len() > 1 {
+            break;
+        }
+        let names = ["vm0".to_owned(), "vm1".to_owned()];
+        world.hear_guests(Some(&names));
+        for heard in world.heard() {
+            world.planner.hear(world.at, &heard.vm, heard.answer);
+        }
+        world.planner.looked_at_awaited(world.at, &names);
+    }
+    assert!(told.len() == 2 && told[0] == told[1], "{told:?}");
+    let sizes = world.planner.record().guests["vm0"];
+    assert_eq!((sizes.asked_bytes, sizes.is_untold), (told[0], true));
+}
+
+#[test]
+fn caches_that_changed_lately_shrink_at_once_when_a_guest_takes_back_more_than_the_reserve() {
+    let mut world = lent_to_own();
+    world.guest("vm1").manner = Manner::Grabs(world.looks);
+    let began = world.at.now;
+    while world.processes["vm1"].granted > 20 {
+        world.run(1, |_| {});
+        assert!(world.at.now - began <= Duration::from_secs(20), "{:?}", world.steps);
+    }
+    let (at, step) = world.steps.last().unwrap();
+    assert_eq!((&*step.vm, step.side, *at - began <= Duration::from_secs(2)), ("vm1", Side::Tier, true), "{at:?}");
+    assert!(world.taken_of_host() <= signed(40 * UNIT));
+}
+
+#[test]
+fn caches_that_changed_lately_keep_their_sizes_when_a_guest_takes_back_less() {
+    let mut world = lent_to_own();
+    let guest = world.guest("vm1");
+    let more = guest.actual + 10 * UNIT;
+    (guest.manner, guest.actual, guest.resident) = (Manner::Stuck, more, more);
+    let steps = world.steps.len();
+    world.run(3, |_| {});
+    assert_eq!(world.steps.len(), steps, "{:?}", &world.steps[steps..]);
+}
