@@ -4,6 +4,8 @@
 //! "REMOCURV" | version u32 | check of the key u64 | threshold u64 | reach u32 | one of u32 | width u64
 //! | reads f64 | beyond f64 | blocks u32 | buckets u32 | priority u64 of each block, oldest first
 //! | number u32, weight f64 of each bucket that is not 0, in order
+//! | size up to which no block is missing u32, if that is less than 64 GiB and than the reach: former programs do not read
+//! such a curve
 //! ```
 //! All numbers are little-endian. Priorities mean something only under the key that made them, so a curve is read with the same key.
 //! The reach is the size up to which the curve says something, but at least 64 GiB: older programs forget what is deeper.
@@ -54,6 +56,11 @@ impl MissRatioCurve {
             bytes.extend(count(bucket));
             bytes.extend(weight.to_le_bytes());
         }
+        if self.complete < f64::from(self.reach.min(REACH_MIN).0) {
+            // Not even 64 GiB are known.
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 64 GiB")]
+            bytes.extend((self.complete as u32).to_le_bytes());
+        }
         bytes
     }
 
@@ -93,11 +100,12 @@ impl MissRatioCurve {
         }
         let queue = input.queue(blocks, threshold)?;
         let histogram = Histogram { buckets: input.buckets(buckets)?, width, reads, beyond };
-        if !input.0.is_empty() {
+        // Nobody knows whether deeper blocks were forgotten.
+        let complete = if input.0.is_empty() { reach.0 } else { input.u32()? };
+        if !input.0.is_empty() || complete > reach.0 {
             return Err(Unreadable::Damaged);
         }
-        // Nobody knows whether deeper blocks were forgotten.
-        let (complete, raised_from, older) = (reach.0.into(), None, Sample::ALL);
+        let (complete, raised_from, older) = (complete.into(), None, Sample::ALL);
         Ok(Self { priorities, threshold, queue, histogram, reach, complete, one_of, raised_from, older })
     }
 }

@@ -259,7 +259,13 @@ fn what_was_evicted_before_a_curve_is_unknown_after_a_restart_too() {
     assert_eq!(bytes[28..32], REACH_MIN.0.to_le_bytes(), "an older program forgets what is deeper");
     let mut again = MissRatioCurve::from_bytes(&KEY, &bytes).unwrap();
     again.grow_reach(REACH_MAX);
-    assert_eq!(again.reach(), REACH_MIN);
+    assert_eq!((again.reach(), again.to_bytes()), (PageCount(5), bytes.clone()));
+    again.read(block(2));
+    assert_eq!(again.reach(), PageCount(4), "as deep as the queue");
+    let damaged = [&bytes[..bytes.len() - 1], &[&bytes[..], &[0; 4]].concat()];
+    for bytes in damaged {
+        assert_eq!(MissRatioCurve::from_bytes(&KEY, bytes).err(), Some(Unreadable::Damaged));
+    }
 }
 
 #[test]

@@ -142,12 +142,14 @@ impl Monitors {
         asked.into_iter().filter_map(|vm| Some((vm.clone(), self.all.get(&vm)?.said(began, self.fresh_for)))).collect()
     }
 
-    /// Reads monitors that are waited for, some at a time. Leaves out those for which there is no room, because too many others are late.
+    /// Reads monitors that are waited for, some at a time. Leaves out those for which there is no room or no time, because too many others
+    /// are late: they are the first ones next time.
     fn read_prompt(&mut self, mut vms: &[String]) {
-        while !vms.is_empty() && self.calls < CALLS_MAX {
+        let began = Instant::now();
+        while !vms.is_empty() && self.calls < CALLS_MAX && began.elapsed() < self.patience {
             let (batch, others) = vms.split_at(vms.len().min(CALLS_MAX - self.calls));
             let awaited = batch.iter().filter(|vm| self.begin(vm, Call::Read)).cloned().collect();
-            self.wait(awaited, self.patience);
+            self.wait(awaited, self.patience.saturating_sub(began.elapsed()));
             vms = others;
         }
     }

@@ -1,7 +1,8 @@
 //! One division of memory: from what each VM has and its curve to what each would get, with the reasons. Pure arithmetic.
 //!
 //! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
-//! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already.
+//! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already. Then all others are cut to their
+//!    shares by weight, if those that ever said what they have are beyond the total.
 //! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound; or what it has, if that is less and the
 //!    rest is with VMs without a curve.
 //! 3. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
@@ -42,7 +43,17 @@ impl Plan {
         }
         let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
-            return Err("VMs that cannot be changed have more than the others could spare".into());
+            // What the others have too much comes back all the same.
+            let known =
+                subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
+            if known <= memory.total_bytes {
+                return Err("VMs that cannot be changed have more than the others could spare".into());
+            }
+            let changes = |vm: &Subject<'_>| !matches!(vm.standing, Standing::Stuck);
+            for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| changes(vm)) {
+                targets[at] = vm.has.min(baseline[at]);
+            }
+            return Ok(division.explain(&targets, &baseline));
         }
         match policy {
             Policy::Optimal => targets = division.worthwhile(&targets)?,

@@ -59,6 +59,8 @@ pub struct Subject<'c> {
     /// Blocks that its guest reads each second, as far as it is known.
     pub reads_per_s: Option<f64>,
     pub standing: Standing<'c>,
+    /// Whether it ever said what it has. If not, that is the most it can have.
+    pub is_known: bool,
 }
 
 /// What may be done with a VM.

@@ -103,8 +103,12 @@ impl Intent {
         if !self.moves.iter().any(begun) {
             self.moves.clear();
         }
+        let mut silent = Vec::new();
         for change in &mut self.moves {
             let now = wanted(&change.vm, change.side);
+            if now.is_none() && change.side == Side::Guest && !change.takes() && change.is_open() {
+                silent.push(change.vm.clone());
+            }
             change.stage = match (change.stage, now) {
                 (Stage::Dropped, _) | (_, None) => Stage::Dropped,
                 // A guest follows slowly, and may be anywhere between the two. It can be told again, unless it has followed: it may have got
@@ -120,6 +124,7 @@ impl Intent {
             };
         }
         if is_young {
+            silent.iter().for_each(|vm| self.keep_together(vm));
             return self;
         }
         let is_given = |change: &&Move| change.side == Side::Guest && !change.takes() && begun(change);
@@ -132,6 +137,20 @@ impl Intent {
             change.why = "what a former daemon began long ago is undone".into();
         }
         self
+    }
+}
+
+impl Intent {
+    /// Lets what a guest that does not answer was to be given depend on its cache: once that has given, the guest is told when it can be.
+    fn keep_together(&mut self, vm: &str) {
+        let mut of_vm = self.moves.iter_mut().filter(|change| change.vm == vm);
+        let Some(take) = of_vm.find(|change| change.side == Side::Tier && change.takes()) else { return };
+        let has_given = matches!(take.stage, Stage::Begun | Stage::Done);
+        if !has_given {
+            take.stage = Stage::Dropped;
+        }
+        let give = of_vm.find(|change| change.side == Side::Guest).filter(|_| has_given);
+        give.into_iter().for_each(|give| give.stage = Stage::Planned);
     }
 }
 
@@ -212,6 +231,25 @@ mod tests {
             let wanted = |_: &str, side| Some(if side == Side::Guest { 80 } else { 20 });
             let old = Intent { at_s: 0, moves }.resumed(false, wanted);
             assert_eq!(stages(&old), [("b", 30, Planned)]);
+        }
+    }
+
+    #[test]
+    fn a_guest_that_does_not_answer_gets_what_its_cache_has_given() {
+        use Stage::{Begun, Done, Dropped, Planned};
+        // What the cache has now, and what becomes of its change and of the guest's.
+        for (stage, has, of_cache, of_guest) in
+            [(Done, 20, Begun, Planned), (Begun, 20, Begun, Planned), (Planned, 30, Dropped, Dropped)]
+        {
+            let give = Move { side: Side::Guest, ..change("a", 80, 90, Planned) };
+            let moves = vec![change("a", 30, 20, stage), give, change("b", 9, 8, Done)];
+            let wanted = |name: &str, side| match (name, side) {
+                ("a", Side::Tier) => Some(has),
+                ("b", Side::Tier) => Some(8),
+                _ => None,
+            };
+            let young = Intent { at_s: 0, moves }.resumed(true, wanted);
+            assert_eq!(stages(&young), [("a", 20, of_cache), ("a", 90, of_guest), ("b", 8, Begun)]);
         }
     }
 

@@ -102,8 +102,10 @@ impl Planner {
             change.stage = Stage::Begun;
             change.to_bytes = step.bytes;
         }
-        if let Some(guest) = self.guests.get_mut(&step.vm).filter(|_| step.side == Side::Guest) {
-            guest.ask(step.bytes);
+        match step.side {
+            Side::Guest => self.guests.get_mut(&step.vm).into_iter().for_each(|guest| guest.ask(step.bytes)),
+            // Help for a guest does not wait for the answer.
+            Side::Tier => self.vms.get_mut(&step.vm).into_iter().for_each(|vm| vm.expect_size(step.bytes)),
         }
         step
     }
@@ -116,6 +118,7 @@ impl Planner {
         }
         let Some(vm) = self.vms.get_mut(&step.vm) else { return };
         vm.changed_at = Some(at.now);
+        vm.end_wait();
         match outcome {
             Outcome::Answered(answer) => self.hear(at, &step.vm, answer),
             Outcome::Refused(why) => {

@@ -107,6 +107,16 @@ impl KnownVm {
         self.dead_since.is_some()
     }
 
+    /// Notes that the VM is told to have `bytes`: they count until it answers.
+    pub(super) fn expect_size(&mut self, bytes: u64) {
+        self.unanswered = Some((bytes, None));
+    }
+
+    /// Notes that a command was answered, refused, or not sent.
+    pub(super) fn end_wait(&mut self) {
+        self.unanswered = None;
+    }
+
     /// Notes that the answer to a command that gives the VM `bytes` did not come.
     pub(super) fn await_size(&mut self, bytes: u64, why: String) {
         self.unanswered = Some((bytes, None));
@@ -264,6 +274,7 @@ impl KnownVm {
                 (_, Some((_, true))) => Standing::Stuck,
                 _ => Standing::Keeps,
             },
+            is_known: self.is_known(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! what was not read yet.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Words as they were when they were lent. All clones read the same ones: what one has taken, no other gets.
@@ -64,16 +65,22 @@ impl LentWords {
         Some(result)
     }
 
-    /// Drops all words that are left, so that none of them is copied.
+    /// Makes all words that are left count as taken, so that none of them is copied. A copy that was made already ends with the last
+    /// clone: to free it takes a while.
     pub fn forget(&self) {
-        *lock(&self.0) = Rest { words: Place::Copy(Vec::new()), taken: 0 };
+        let mut rest = lock(&self.0);
+        rest.taken += rest.words().len();
     }
 }
 
 impl Loan {
     /// Copies what was not taken, if anybody may still take it. Then the owner's memory is not read any more.
     pub(super) fn end(self) {
-        let Some(rest) = self.0.upgrade() else { return };
+        let Some(rest) = self.0.upgrade() else {
+            // The last clone has ended, and with it all reading: what its thread read was read before what follows here.
+            fence(Ordering::Acquire);
+            return;
+        };
         let mut rest = lock(&rest);
         let words = Place::Copy(rest.words().to_vec());
         *rest = Rest { words, taken: 0 };

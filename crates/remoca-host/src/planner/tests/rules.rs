@@ -262,6 +262,7 @@ fn a_hundred_vms_and_two_thousand_units_are_planned() {
         bound: 0.25,
         reads_per_s: Some(1e5),
         standing: Standing::Free(curve),
+        is_known: true,
     };
     let subjects: Vec<Subject<'_>> = (0_i32..).zip(&curves).map(subject).collect();
     let began = std::time::Instant::now();
@@ -269,4 +270,32 @@ fn a_hundred_vms_and_two_thousand_units_are_planned() {
     println!("100 VMs, 2,000 units: {} us", began.elapsed().as_micros());
     assert!(plan.rows.iter().map(|row| row.target).sum::<usize>() <= 2000);
     assert!(plan.rows.iter().all(|row| row.target >= row.floor) && plan.geometric_mean < 1.);
+}
+
+/// One VM hangs with more than its share, and the guest of another one took back what it had lent.
+#[test]
+fn what_others_have_too_much_comes_back_although_one_cannot_be_changed() {
+    let subject = |has: usize, standing: Standing<'static>, is_known| Subject {
+        has_bytes: has as u64 * UNIT,
+        has,
+        least: 1,
+        most: 60,
+        own: 0,
+        weight: 1.,
+        bound: 0.25,
+        reads_per_s: None,
+        standing,
+        is_known,
+    };
+    let memory = Memory { total_bytes: 60 * UNIT, unit_bytes: UNIT };
+    let targets = |subjects: &[Subject<'_>]| -> Result<Vec<usize>, String> {
+        Ok(Plan::new(subjects, memory, Policy::Optimal)?.rows.iter().map(|row| row.target).collect())
+    };
+    let (hangs, other) = (subject(40, Standing::Stuck, true), subject(40, Standing::Keeps, true));
+    assert_eq!(targets(&[hangs, other]), Ok(vec![40, 30]));
+    // Of one that never answered nobody knows whether it has anything: the others are not cut for it, but for what they have themselves.
+    let never = || subject(60, Standing::Stuck, false);
+    let other = |has| subject(has, Standing::Keeps, true);
+    assert!(targets(&[never(), other(40)]).is_err());
+    assert_eq!(targets(&[never(), other(40), other(30)]), Ok(vec![60, 20, 20]));
 }
