@@ -91,9 +91,8 @@ fn the_others_are_looked_at_while_a_vm_process_does_not_answer_to_a_new_size() {
         daemon.report()
     });
     let (told, other) = loop {
-        match heard.recv().unwrap() {
-            (name, true) => break (name.clone(), if name == "a" { "b" } else { "a" }),
-            (_, false) => {}
+        if let (name, true) = heard.recv().unwrap() {
+            break (name.clone(), if name == "a" { "b" } else { "a" });
         }
     };
     // It hangs, and is not asked. The other one is.
