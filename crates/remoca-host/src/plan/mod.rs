@@ -5,7 +5,8 @@
 //!    shares by weight, if those that ever said what they have are beyond the total.
 //! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound; or what it has, if that is less and the
 //!    rest is with VMs without a curve.
-//! 3. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
+//! 3. While all have more than the total, VMs with no more than their share by weight give nothing, as far as that suffices.
+//! 4. A VM that neither gains nor has to give keeps exactly what it has. Without a gain that exceeds errors and cost, nothing moves.
 //!
 //! The gain is judged as if each curve were wrong by its error, to the VM's disadvantage. VMs whose own gain does not exceed their error, or is
 //! among the least of a plan that is not worth it, are held at their size, and the rest is planned again. Decision 0042.
@@ -23,11 +24,17 @@ impl Plan {
     /// Why there is no division; then everybody keeps what he has.
     pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
         let baseline = baseline(subjects, memory.units())?;
-        let mut floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let lowest: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let is_over = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > memory.total_bytes;
+        // Nobody tells them to give anything then, so no other one may count on that.
+        let is_spared = |at: &usize| is_over && subjects[*at].curve().is_some() && subjects[*at].has <= baseline[*at];
+        let mut spared: Vec<usize> = (0..subjects.len()).filter(is_spared).collect();
+        let mut floors = lowest.clone();
+        spared.iter().for_each(|at| floors[*at] = subjects[*at].has);
         let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
-        let held = vec![None; subjects.len()];
-        if !(Division { subjects, floors: &floors, memory, held: held.clone() }).fits(&targets) {
-            let is_over = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > memory.total_bytes;
+        let fits =
+            |floors: &[usize], targets: &[usize]| Division { subjects, floors, memory, held: Vec::new() }.fits(targets);
+        if !fits(&floors, &targets) {
             for (at, vm) in subjects.iter().enumerate() {
                 match vm.standing {
                     // The total comes before what VMs without a curve have.
@@ -41,6 +48,12 @@ impl Plan {
                 }
             }
         }
+        if !fits(&floors, &targets) {
+            // VMs that cannot be changed have it.
+            spared.drain(..).for_each(|at| (floors[at], targets[at]) = (lowest[at], lowest[at]));
+        }
+        let mut held = vec![None; subjects.len()];
+        spared.iter().for_each(|at| held[*at] = Some(Why::Spared));
         let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
             // What the others have too much comes back all the same.

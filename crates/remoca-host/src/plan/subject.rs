@@ -91,6 +91,8 @@ pub enum Why {
     TooMuch,
     /// Its gain does not exceed its error.
     Unsure,
+    /// It has no more than its share by weight, and all have more than the total.
+    Spared,
     /// What it would gain is not worth the moving.
     NotWorth,
     /// Its guest reads too little to fill more soon.

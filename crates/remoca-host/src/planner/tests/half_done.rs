@@ -205,7 +205,7 @@ fn a_guest_that_takes_back_a_little_again_and_again_ends_no_round_for_others() {
 #[test]
 fn a_guest_that_takes_all_back_while_others_lend_does_not_end_that() {
     // Its tier has what it lent in the first step, which the other one makes up for with its next, or what it lent in three: that has to
-    // come back, and its tier, which has just changed, does not give it at once.
+    // come back, from its tier, which has just changed.
     for lent in [1, 24] {
         let mut world = two(170, [Manner::Crawls, Manner::Honest]);
         while world.processes["vm1"].granted < 20 + lent {

@@ -103,6 +103,19 @@ fn too_much_memory_is_taken_back_first() {
     assert_eq!(world.steps.len(), 4);
 }
 
+/// Whatever the best division is: who has no more than its share is told nothing, and the others do not count on it.
+#[test]
+fn too_much_memory_is_taken_from_those_who_have_it() {
+    for nature in [Nature::Honest, Nature::Blind] {
+        let rich = Process::new(Shape::Cliff(150), nature, 160);
+        let mut world = World::new(vec![rich, honest(Shape::Flat(50), 60), honest(Shape::Flat(50), 66)]);
+        world.run(3, |world| assert!(sizes(world)[1..] == [60, 66]));
+        assert!(world.held() <= TOTAL, "{:?} {:?}", sizes(&world), world.planner.report(world.at));
+        // From then on the best division counts.
+        world.run(40, |world| assert!(world.held() <= TOTAL));
+    }
+}
+
 #[test]
 fn vms_that_come_are_read_twice_and_those_that_went_leave_their_memory() {
     let mut world = World::new(vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 60)]);
