@@ -48,25 +48,24 @@ impl Plan {
                 }
             }
         }
+        let mut held = vec![None; subjects.len()];
         if !fits(&floors, &targets) {
-            // VMs that cannot be changed have it.
+            // VMs that cannot be changed have it. What the others have too much comes back all the same.
+            let known =
+                subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
+            if known > memory.total_bytes {
+                let changes = |vm: &Subject<'_>| !matches!(vm.standing, Standing::Stuck);
+                for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| changes(vm)) {
+                    targets[at] = vm.has.min(baseline[at]);
+                }
+                return Ok(Division { subjects, floors: &floors, memory, held }.explain(&targets, &baseline));
+            }
             spared.drain(..).for_each(|at| (floors[at], targets[at]) = (lowest[at], lowest[at]));
         }
-        let mut held = vec![None; subjects.len()];
         spared.iter().for_each(|at| held[*at] = Some(Why::Spared));
         let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
-            // What the others have too much comes back all the same.
-            let known =
-                subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
-            if known <= memory.total_bytes {
-                return Err("VMs that cannot be changed have more than the others could spare".into());
-            }
-            let changes = |vm: &Subject<'_>| !matches!(vm.standing, Standing::Stuck);
-            for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| changes(vm)) {
-                targets[at] = vm.has.min(baseline[at]);
-            }
-            return Ok(division.explain(&targets, &baseline));
+            return Err("VMs that cannot be changed have more than the others could spare".into());
         }
         match policy {
             Policy::Optimal => targets = division.worthwhile(&targets)?,
