@@ -58,6 +58,7 @@ pub(crate) fn write(memory: &GuestMemory, address: GuestAddress, source: &[u8]) 
 
 /// Returns bytes that lie in one region, as nearly all do, or `None` if they do not. `vm_memory`'s own access is prepared for bytes in several
 /// regions: it was the dearest part of a read (decision 0041).
+#[inline]
 fn within_region(memory: &GuestMemory, address: GuestAddress, length: usize) -> Option<VolatileSlice<'_, PartLog<'_>>> {
     let region = memory.find_region(address)?;
     region.get_slice(region.to_region_addr(address)?, length).ok()
