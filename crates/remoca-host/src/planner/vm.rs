@@ -286,6 +286,16 @@ mod tests {
     use crate::testing::status;
 
     #[test]
+    fn a_size_that_was_told_counts_until_it_is_answered() {
+        let mut vm = KnownVm::new(Duration::ZERO, Some(5));
+        let memory = Memory { total_bytes: 100, unit_bytes: 1 };
+        vm.expect_size(9);
+        assert_eq!(vm.counted(memory), 9);
+        vm.end_wait();
+        assert_eq!(vm.counted(memory), 5);
+    }
+
+    #[test]
     fn blocks_that_are_read_between_close_looks_count() {
         let mut vm = KnownVm::new(Duration::ZERO, None);
         let mut look = |ms: u64, blocks_read: u64| {
