@@ -45,6 +45,24 @@ fn settings(total_bytes: u64) -> Settings {
     }
 }
 
+/// Answers for a VM that has so many bytes, and gives memory back after it has answered to that. Sends each command to `heard`.
+fn serve_later(listener: &UnixListener, name: &str, bytes: u64, heard: &Sender<(String, bool)>) {
+    let (mut wanted, mut granted) = (bytes, bytes);
+    for mut stream in listener.incoming().flatten() {
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        let command = Command::parse(line.trim_end().as_bytes()).unwrap();
+        if let Command::Set { cache_bytes: Some(bytes), .. } = command {
+            wanted = bytes;
+        } else {
+            granted = wanted;
+        }
+        // Nobody listens when the daemon ends.
+        let _ = stream.write_all(&Reply::Status(Box::new(status(name, wanted, granted))).line().unwrap());
+        let _ = heard.send((name.to_owned(), matches!(command, Command::Set { .. })));
+    }
+}
+
 /// Answers for a VM that has so many bytes. Sends each command to `heard`; a size is not answered before there is something in `go_on`.
 fn serve(listener: &UnixListener, name: &str, mut bytes: u64, heard: &Sender<(String, bool)>, go_on: &Receiver<()>) {
     for mut stream in listener.incoming().flatten() {
@@ -105,6 +123,26 @@ fn the_others_are_looked_at_while_a_vm_process_does_not_answer_to_a_new_size() {
     let report = daemon.join().unwrap();
     let first = report.decisions.iter().find(|decision| decision.vm.as_ref() == Some(&told)).unwrap();
     assert!(first.outcome.starts_with("given back"), "{report:?}");
+}
+
+#[test]
+fn a_vm_that_gives_memory_back_is_looked_at_before_the_next_look_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("a");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let (sender, heard) = channel();
+    thread::spawn(move || serve_later(&listener, "a", 60 * UNIT, &sender));
+    let settings = Settings { interval: Duration::from_secs(3600), ..settings(40 * UNIT) };
+    let (stop, ends) = UnixStream::pair().unwrap();
+    let daemon = thread::spawn(move || {
+        let mut daemon = Daemon::new(settings, Host(vec![("a".into(), socket)]), None).unwrap();
+        daemon.run(ends.as_fd(), Extent::Always).unwrap();
+    });
+    while heard.recv().unwrap() != ("a".into(), true) {}
+    let after = heard.recv_timeout(Duration::from_secs(60)).expect("a look before the hour is over");
+    assert_eq!(after, ("a".into(), false));
+    (&stop).write_all(&[1]).unwrap();
+    daemon.join().unwrap();
 }
 
 #[test]

@@ -24,17 +24,17 @@ impl Plan {
     /// Why there is no division; then everybody keeps what he has.
     pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
         let baseline = baseline(subjects, memory.units())?;
-        let lowest: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let mut floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let mut held = vec![None; subjects.len()];
         let is_over = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > memory.total_bytes;
-        // Nobody tells them to give anything then, so no other one may count on that.
-        let is_spared = |at: &usize| is_over && subjects[*at].curve().is_some() && subjects[*at].has <= baseline[*at];
-        let mut spared: Vec<usize> = (0..subjects.len()).filter(is_spared).collect();
-        let mut floors = lowest.clone();
-        spared.iter().for_each(|at| floors[*at] = subjects[*at].has);
+        for (at, vm) in subjects.iter().enumerate() {
+            // Nobody tells them to give anything then, so no other one may count on that.
+            if is_over && vm.curve().is_some() && vm.has <= baseline[at] {
+                (floors[at], held[at]) = (vm.has, Some(Why::Spared));
+            }
+        }
         let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();
-        let fits =
-            |floors: &[usize], targets: &[usize]| Division { subjects, floors, memory, held: Vec::new() }.fits(targets);
-        if !fits(&floors, &targets) {
+        if !(Division { subjects, floors: &floors, memory, held: Vec::new() }).fits(&targets) {
             for (at, vm) in subjects.iter().enumerate() {
                 match vm.standing {
                     // The total comes before what VMs without a curve have.
@@ -48,24 +48,20 @@ impl Plan {
                 }
             }
         }
-        let mut held = vec![None; subjects.len()];
-        if !fits(&floors, &targets) {
-            // VMs that cannot be changed have it. What the others have too much comes back all the same.
-            let known =
-                subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
-            if known > memory.total_bytes {
-                let changes = |vm: &Subject<'_>| !matches!(vm.standing, Standing::Stuck);
-                for (at, vm) in subjects.iter().enumerate().filter(|(_, vm)| changes(vm)) {
-                    targets[at] = vm.has.min(baseline[at]);
-                }
-                return Ok(Division { subjects, floors: &floors, memory, held }.explain(&targets, &baseline));
-            }
-            spared.drain(..).for_each(|at| (floors[at], targets[at]) = (lowest[at], lowest[at]));
-        }
-        spared.iter().for_each(|at| held[*at] = Some(Why::Spared));
         let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
-            return Err("VMs that cannot be changed have more than the others could spare".into());
+            let known =
+                subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
+            if known <= memory.total_bytes {
+                return Err("VMs that cannot be changed have more than the others could spare".into());
+            }
+            // What the others have too much comes back all the same.
+            for (at, vm) in subjects.iter().enumerate() {
+                if !matches!(vm.standing, Standing::Stuck) {
+                    targets[at] = vm.has.min(baseline[at]);
+                }
+            }
+            return Ok(division.explain(&targets, &baseline));
         }
         match policy {
             Policy::Optimal => targets = division.worthwhile(&targets)?,

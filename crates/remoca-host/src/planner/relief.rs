@@ -152,7 +152,7 @@ impl Planner {
     }
 
     /// Returns what caches gave back to their guests that the balloons have not been told of yet: others get nothing of it.
-    fn on_its_way(&self, now: Duration) -> u64 {
+    pub(super) fn on_its_way(&self, now: Duration) -> u64 {
         let (memory, moves) = (self.memory(now), self.intent.iter().flat_map(|intent| &intent.moves));
         let is_planned =
             |change: &Move| change.side == Side::Guest && change.stage == Stage::Planned && !change.takes();

@@ -21,6 +21,17 @@ pub fn two(needs: u32, manners: [Manner; 2]) -> World {
     world
 }
 
+/// Returns four VMs after a round: the cache of the first one has got ten units or more from the guest of each other one.
+pub fn three_lent_to_one() -> World {
+    let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
+    let vms = vec![Process::new(Shape::Cliff(270), Nature::Honest, 10), flat(), flat(), flat()];
+    let mut world = World::with(with_guests(60, 20), vms);
+    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1..].iter().all(|(guest, _)| *guest + 10 <= HOME), "{:?}", sizes(&world));
+    world
+}
+
 /// Returns the units of the guest and the cache of each VM.
 pub fn sizes(world: &World) -> Vec<(u64, u64)> {
     world.processes.iter().map(|(name, vm)| (world.guests[name].actual / UNIT, vm.granted)).collect()

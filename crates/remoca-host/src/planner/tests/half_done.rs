@@ -1,8 +1,8 @@
 //! Steps that end half-way: what a guest was to give, or to get, is not lost to it.
 
-use super::balloon::{Guest, Manner, signed, with_guests};
-use super::guests::{HOME, phase, run_round, sizes, two};
-use super::world::{Nature, Process, Shape, UNIT, World};
+use super::balloon::{Manner, signed};
+use super::guests::{HOME, phase, run_round, sizes, three_lent_to_one, two};
+use super::world::{Nature, Shape, UNIT, World};
 use crate::planner::{Move, Phase, Planner, Side};
 use crate::resource::Resource;
 use std::time::Duration;
@@ -261,12 +261,7 @@ fn what_somebody_else_takes_before_a_round_is_not_lent_in_it() {
 
 #[test]
 fn what_one_guest_is_promised_no_other_one_gets() {
-    let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
-    let vms = vec![Process::new(Shape::Cliff(270), Nature::Honest, 10), flat(), flat(), flat()];
-    let mut world = World::with(with_guests(60, 20), vms);
-    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
-    run_round(&mut world, |_| {});
-    assert!(sizes(&world)[1..].iter().all(|(guest, _)| *guest + 10 <= HOME), "{:?}", sizes(&world));
+    let mut world = three_lent_to_one();
     ["vm1", "vm2", "vm3"].iter().for_each(|name| world.guest(name).manner = Manner::Short(0, u32::MAX));
     // What the host has is checked before each command.
     world.run(1, |_| {});

@@ -1,9 +1,10 @@
 //! Guests that are short of memory, while others hang, and while theirs is on its way; and caches when guests take much back.
 
 use super::balloon::{Guest, Manner, signed, with_guests};
-use super::guests::{HOME, phase, run_round, sizes, two};
+use super::guests::{HOME, phase, sizes, three_lent_to_one, two};
 use super::world::{Nature, Process, Shape, UNIT, World};
-use crate::planner::{Outcome, Phase, Side};
+use crate::planner::moves::{Intent, Stage};
+use crate::planner::{Move, Outcome, Phase, Side};
 use std::time::Duration;
 
 const ALWAYS: Manner = Manner::Short(0, u32::MAX);
@@ -36,12 +37,8 @@ fn run_into_the_return(world: &mut World, most: u64) {
 /// Nobody knows what it has, so the reserve is all that is risked.
 #[test]
 fn a_vm_that_never_answered_costs_no_guest_its_help_and_the_host_no_more_than_the_reserve() {
-    let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
-    let vms = vec![Process::new(Shape::Cliff(270), Nature::Honest, 10), flat(), flat(), flat()];
-    let mut world = World::with(with_guests(60, 20), vms);
-    (0..4).for_each(|number| world.add_guest(&format!("vm{number}"), Guest::new(Manner::Honest, HOME)));
-    run_round(&mut world, |_| {});
-    assert!(sizes(&world)[1..].iter().all(|(guest, tier)| *guest + 10 <= HOME && *tier == 1), "{:?}", sizes(&world));
+    let mut world = three_lent_to_one();
+    assert!(sizes(&world)[1..].iter().all(|(_, tier)| *tier == 1), "{:?}", sizes(&world));
     // It may have all of what nobody else has.
     world.settings.total_bytes += 100 * UNIT;
     world.processes.insert("vm9".into(), Process::new(Shape::Flat(50), Nature::Hangs(0, 1000), 0));
@@ -197,4 +194,27 @@ fn caches_that_changed_lately_keep_their_sizes_when_a_guest_takes_back_less() {
     let steps = world.steps.len();
     world.run(3, |_| {});
     assert_eq!(world.steps.len(), steps, "{:?}", &world.steps[steps..]);
+}
+
+#[test]
+fn what_a_guest_has_got_back_is_no_longer_on_its_way() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.run(1, |_| {});
+    // Each cache has four units less than before.
+    let of = |vm: &str, side, from: u64, to: u64, stage| Move {
+        vm: vm.into(),
+        side,
+        from_bytes: from * UNIT,
+        to_bytes: to * UNIT,
+        stage,
+        ..Move::default()
+    };
+    let moves = |of_vm0| {
+        let given = |vm: &str, stage| [of(vm, Side::Tier, 24, 16, Stage::Done), of(vm, Side::Guest, 80, 88, stage)];
+        [given("vm0", of_vm0), given("vm1", Stage::Planned)].concat()
+    };
+    for (of_vm0, units) in [(Stage::Planned, 8), (Stage::Begun, 4), (Stage::Done, 4), (Stage::Dropped, 4)] {
+        world.planner.intent = Some(Intent { at_s: 0, moves: moves(of_vm0) });
+        assert_eq!(world.planner.on_its_way(world.at.now), units * UNIT, "{of_vm0:?}");
+    }
 }
