@@ -262,7 +262,9 @@ fn what_was_evicted_before_a_curve_is_unknown_after_a_restart_too() {
     assert_eq!((again.reach(), again.to_bytes()), (PageCount(5), bytes.clone()));
     again.read(block(2));
     assert_eq!(again.reach(), PageCount(4), "as deep as the queue");
-    let damaged = [&bytes[..bytes.len() - 1], &[&bytes[..], &[0; 4]].concat()];
+    let beyond = (REACH_MIN.0 + 1).to_le_bytes();
+    let damaged =
+        [&bytes[..bytes.len() - 1], &[&bytes[..], &[0; 4]].concat(), &[&bytes[..bytes.len() - 4], &beyond].concat()];
     for bytes in damaged {
         assert_eq!(MissRatioCurve::from_bytes(&KEY, bytes).err(), Some(Unreadable::Damaged));
     }

@@ -164,7 +164,6 @@ impl<M: Words> CacheIndex<M> {
     /// Drops all pages of a pool. Its slots become usable again as [`Self::resize`] processes them.
     pub fn drop_slots_of(&mut self, number: PoolIndex) {
         self.slots.clear_pool(&mut self.words, number);
-        self.follow_capacities();
     }
 
     /// Returns the pool of a slot, and the number of the slot at its server. Returns `None` if no pool has the slot.

@@ -221,7 +221,6 @@ impl<M: Words> CacheIndex<M> {
     /// them, and their blocks get nodes: those that the guest had not received again only as long as nodes are free.
     pub fn drop_all_slots(&mut self) {
         self.slots.clear(&mut self.words);
-        self.follow_capacities();
     }
 
     /// Drops all cached content and forgets all known blocks.

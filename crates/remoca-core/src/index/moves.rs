@@ -171,13 +171,6 @@ impl<M: Words> CacheIndex<M> {
         self.target.as_mut().map(|target| &mut target.index)
     }
 
-    /// Makes the target follow a change of the number of valid pages.
-    pub(super) fn follow_capacities(&mut self) {
-        if let Some(target) = &mut self.target {
-            Slots::follow_capacities(&mut target.index.words, &self.words);
-        }
-    }
-
     /// Makes the target follow a change of the pool that has the chunk of a slot.
     pub(super) fn follow_chunk(&mut self, slot: u32) {
         if let Some(target) = &mut self.target {
