@@ -1,7 +1,8 @@
 //! Asks VM processes over their control sockets. Each has its own deadline, and a thread waits for it.
 //!
 //! 1. A look waits for processes that answered in time when they were last asked. One that was late is asked beside the looks whether it
-//!    answers again, and counts as silent until it does. What it says to that is not used: it could be older than a command.
+//!    answers again, and counts as silent until it does. One of which only the curve was late tells its status in each look, and is asked
+//!    for its curve beside them. What either says beside a look is not used: it could be older than a command.
 //! 2. One process at a time is told a size. It is not asked anything until it has answered to that.
 
 use crate::curve::Curve;
@@ -45,10 +46,20 @@ pub struct Processes {
 /// A process that was late.
 struct Late {
     socket: PathBuf,
+    /// Why it is silent, or has no curve.
     why: String,
+    /// Where it is asked for its curve, if only that was late; `None` if it is silent.
+    grid: Option<CurveGrid>,
     asked_at: Instant,
     /// Returns whether it answers in time. `None` while nobody asks.
     question: Option<JoinHandle<bool>>,
+}
+
+/// What a process did not answer in time.
+struct Lateness {
+    why: String,
+    /// Where its curve was asked for; `None` if not even its status came.
+    grid: Option<CurveGrid>,
 }
 
 /// A process that was told a size, and has not answered yet.
@@ -70,17 +81,19 @@ impl Processes {
     pub fn ask(&mut self, places: &[Place<'_>], grid: Option<CurveGrid>) -> Vec<Answer> {
         self.ask_late();
         let prompt: Vec<Place<'_>> = places.iter().filter(|(name, _)| self.silence(name).is_none()).copied().collect();
-        let (resource, patience) = (self.resource, self.patience);
+        let (resource, patience, late) = (self.resource, self.patience, &self.late);
+        let curve_of = |name: &str| {
+            // One that is late tells its status, or it would not be asked.
+            let of_grid = |grid| late.get(name).map_or(Ok(grid), |late| Err(late.why.clone()));
+            grid.map(of_grid)
+        };
+        let answers = all_of(&prompt, |place| ask(place, resource, curve_of(place.0), patience));
         let mut said: BTreeMap<&str, Answer> = BTreeMap::new();
-        for ((name, socket), answer) in prompt.iter().zip(all_of(&prompt, |place| ask(place, resource, grid, patience)))
-        {
-            match answer {
-                Some(Ok(answer)) => _ = said.insert(*name, answer),
-                Some(Err(why)) => {
-                    let late = Late { socket: socket.into(), why, asked_at: Instant::now(), question: None };
-                    self.late.insert((*name).into(), late);
-                }
-                None => {}
+        for ((name, socket), answer) in prompt.iter().zip(answers) {
+            let Some((answer, lateness)) = answer else { continue };
+            said.insert(*name, answer);
+            if let Some(lateness) = lateness {
+                self.note_late(name, socket, lateness);
             }
         }
         let silent = |name| Answer::Silent(self.silence(name).unwrap_or("it could not be asked").into());
@@ -92,7 +105,20 @@ impl Processes {
         if self.told.as_ref().is_some_and(|told| told.step.vm == name) {
             return Some("it has not answered yet to the size that it was told");
         }
-        self.late.get(name).map(|late| late.why.as_str())
+        self.late.get(name).filter(|late| late.grid.is_none()).map(|late| late.why.as_str())
+    }
+
+    /// Notes that a process was late. If it is asked beside the looks for its curve already, that says as well whether it answers.
+    fn note_late(&mut self, name: &str, socket: &Path, lateness: Lateness) {
+        let Lateness { why, grid } = lateness;
+        let late = self.late.entry(name.into()).or_insert_with(|| Late {
+            socket: socket.into(),
+            why: String::new(),
+            grid: None,
+            asked_at: Instant::now(),
+            question: None,
+        });
+        (late.why, late.grid) = (why, grid);
     }
 
     /// Forgets those that are no longer late, and asks some of the others, beside the looks.
@@ -101,10 +127,13 @@ impl Processes {
             let ended = late.question.take_if(|question| question.is_finished());
             !ended.is_some_and(|question| question.join().unwrap_or_default())
         });
-        let (mut free, asked): (Vec<&mut Late>, Vec<&mut Late>) =
-            self.late.values_mut().partition(|late| late.question.is_none());
+        let asked = self.late.values().filter(|late| late.question.is_some()).count();
+        let told = self.told.as_ref().map(|told| told.step.vm.as_str());
+        let is_free = |name: &str, late: &Late| late.question.is_none() && told != Some(name);
+        let free = self.late.iter_mut().filter(|(name, late)| is_free(name, late));
+        let mut free: Vec<&mut Late> = free.map(|(_, late)| late).collect();
         free.sort_by_key(|late| late.asked_at);
-        for late in free.into_iter().take(ASKED_AT_A_TIME_MAX.saturating_sub(asked.len())) {
+        for late in free.into_iter().take(ASKED_AT_A_TIME_MAX.saturating_sub(asked)) {
             late.ask(self.patience);
         }
     }
@@ -148,17 +177,22 @@ impl Processes {
 }
 
 impl Late {
-    /// Asks it whether it answers. If no thread can be started, it is asked at a later look.
+    /// Asks it whether it answers to what it was late with. If no thread can be started, it is asked at a later look.
     fn ask(&mut self, patience: Duration) {
         self.asked_at = Instant::now();
         let socket = self.socket.clone();
-        let question = move || !call(&socket, Command::Status, patience).is_err_and(|error| is_late(&error));
+        let command = self.grid.map_or(Command::Status, curve_at);
+        let question = move || !call(&socket, command, patience).is_err_and(|error| is_late(&error));
         self.question = thread::Builder::new().name("late".into()).spawn(question).ok();
     }
 }
 
 fn is_late(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut
+}
+
+fn curve_at(grid: CurveGrid) -> Command {
+    Command::Curve { disk: None, grid: Some(grid) }
 }
 
 /// Asks all processes, several at a time. Returns the answers in the same order; `None` for one that could not be asked.
@@ -190,36 +224,44 @@ fn call(socket: &Path, command: Command, patience: Duration) -> io::Result<Reply
     }
 }
 
-/// Asks a process.
-///
-/// # Errors
-/// If it does not answer in time.
+/// Asks a process for its status, and for its `curve` if there are sizes for that; otherwise the curve is missing for the reason there.
+/// Returns its answer, and what of that was late.
 fn ask(
     (name, socket): Place<'_>,
     resource: Resource,
-    grid: Option<CurveGrid>,
+    curve: Option<Result<CurveGrid, String>>,
     patience: Duration,
-) -> Result<Answer, String> {
+) -> (Answer, Option<Lateness>) {
     let status = match call(socket, Command::Status, patience) {
         Ok(Reply::Status(status)) => status,
-        Err(error) if is_late(&error) => return Err(error.to_string()),
-        other => return Ok(silence(other)),
-    };
-    let grid = grid.map(|grid| resource.grid(&status, grid));
-    let curve = grid.map(|grid| match call(socket, Command::Curve { disk: None, grid: Some(grid) }, patience) {
-        Ok(Reply::Curve(curve)) => resource.says_enough(&status, &curve).and_then(|()| {
-            let mut curve = Curve::new(&curve, grid)?;
-            curve.saved_us = resource.saved_us(&status).or(curve.saved_us);
-            Ok(curve)
-        }),
-        Ok(Reply::Error { error }) if error.starts_with("this is no command") => {
-            Err("its process is of an older version: `remoca upgrade` brings it to this one".into())
+        Err(error) if is_late(&error) => {
+            let why = error.to_string();
+            return (Answer::Silent(why.clone()), Some(Lateness { why, grid: None }));
         }
-        Ok(Reply::Error { error }) => Err(error),
-        Ok(Reply::Status(_)) => Err("it answers with something else than a curve".into()),
-        Err(error) => Err(format!("it does not tell its curve: {error}")),
+        other => return (silence(other), None),
+    };
+    let mut lateness = None;
+    let curve = curve.map(|grid| {
+        let grid = resource.grid(&status, grid?);
+        match call(socket, curve_at(grid), patience) {
+            Ok(Reply::Curve(curve)) => resource.says_enough(&status, &curve).and_then(|()| {
+                let mut curve = Curve::new(&curve, grid)?;
+                curve.saved_us = resource.saved_us(&status).or(curve.saved_us);
+                Ok(curve)
+            }),
+            Ok(Reply::Error { error }) if error.starts_with("this is no command") => {
+                Err("its process is of an older version: `remoca upgrade` brings it to this one".into())
+            }
+            Ok(Reply::Error { error }) => Err(error),
+            Ok(Reply::Status(_)) => Err("it answers with something else than a curve".into()),
+            Err(error) => {
+                let why = format!("it does not tell its curve: {error}");
+                lateness = is_late(&error).then(|| Lateness { why: why.clone(), grid: Some(grid) });
+                Err(why)
+            }
+        }
     });
-    Ok(read(name, resource, &status, curve))
+    (read(name, resource, &status, curve), lateness)
 }
 
 fn read(name: &str, resource: Resource, status: &Status, curve: Option<Result<Curve, String>>) -> Answer {

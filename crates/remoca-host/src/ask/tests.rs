@@ -1,7 +1,7 @@
 //! VM processes that hang beside others that answer.
 
 use super::*;
-use crate::testing::status;
+use crate::testing::{GRID, status};
 use crate::text::CHARACTERS_MAX;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -80,6 +80,104 @@ fn one_that_hangs_is_waited_for_once_and_heard_again_when_it_answers() {
     server_of_hung.join().unwrap();
 }
 
+/// Answers for its status. Returns the connections of those that ask for its curve.
+fn tell_status(listener: UnixListener, name: &'static str) -> Receiver<UnixStream> {
+    let (sender, held) = channel();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            if matches!(Command::parse(line.trim_end().as_bytes()), Ok(Command::Curve { .. })) {
+                let _ = sender.send(stream);
+                continue;
+            }
+            // It may have given up.
+            let _ = stream.write_all(&Reply::Status(Box::new(status(name, 5, 7))).line().unwrap());
+        }
+    });
+    held
+}
+
+/// Answers to one that asks for a curve; it may have given up.
+fn tell_no_curve(mut stream: UnixStream) {
+    let _ = stream.write_all(&Reply::Error { error: "none".into() }.line().unwrap());
+}
+
+fn curve_of(answer: &Answer) -> Option<String> {
+    let Answer::Read(reading) = answer else { panic!("{answer:?}") };
+    assert_eq!((reading.wanted, reading.granted), (5, 7));
+    reading.curve.clone().map(Result::unwrap_err)
+}
+
+#[test]
+fn a_curve_that_does_not_come_is_waited_for_once_while_the_status_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, listener) = listen(folder.path(), "a");
+    let held = tell_status(listener, "a");
+    let places: [Place<'_>; 1] = [("a", &socket)];
+    // On a machine that is busy the status can be late too.
+    let (mut processes, said) = loop {
+        let mut processes = processes(SHORT);
+        let said = processes.ask(&places, Some(GRID));
+        if is_read(&said[0]) {
+            break (processes, said);
+        }
+    };
+    let why = "it does not tell its curve: it did not answer within 0 seconds".to_owned();
+    assert_eq!(curve_of(&said[0]), Some(why));
+    // A look that waited for it now would not end.
+    processes.patience = LONG;
+    for _ in 0..2 {
+        assert_eq!(processes.ask(&places, Some(GRID)), said);
+    }
+    assert_eq!(curve_of(&processes.ask(&places, None)[0]), None);
+    // It is asked for it beside these looks, and when it has told it, in the next look.
+    while !processes.late["a"].question.as_ref().unwrap().is_finished() {
+        held.try_iter().for_each(tell_no_curve);
+        thread::yield_now();
+    }
+    thread::spawn(move || held.iter().for_each(tell_no_curve));
+    assert_eq!(curve_of(&processes.ask(&places, Some(GRID))[0]), Some("none".into()));
+    assert!(processes.late.is_empty());
+}
+
+#[test]
+fn one_that_does_not_tell_its_status_any_longer_either_is_silent() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, _hangs) = listen(folder.path(), "a");
+    let mut processes = processes(SHORT);
+    let late = Late {
+        socket: socket.clone(),
+        why: "no curve".into(),
+        grid: Some(GRID),
+        asked_at: Instant::now(),
+        question: None,
+    };
+    processes.late.insert("a".into(), late);
+    let said = processes.ask(&[("a", &socket)], Some(GRID));
+    assert_eq!(said, [Answer::Silent("it did not answer within 0 seconds".into())]);
+    processes.patience = LONG;
+    assert_eq!(processes.ask(&[("a", &socket)], Some(GRID)), said);
+    assert_eq!(processes.late["a"].grid, None);
+}
+
+#[test]
+fn one_that_is_told_a_size_is_not_asked_for_a_late_curve() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, listener) = listen(folder.path(), "a");
+    let mut processes = processes(LONG);
+    processes.note_late("a", &socket, Lateness { why: String::new(), grid: Some(GRID) });
+    let step = Step { vm: "a".into(), side: crate::planner::Side::Tier, bytes: 1 };
+    processes.set(&socket, &step).unwrap();
+    let stream = hear(&listener);
+    assert!(!is_read(&processes.ask(&[("a", &socket)], Some(GRID))[0]));
+    assert!(processes.late["a"].question.is_none());
+    say(stream, "a");
+    processes.outcome(Instant::now() + LONG).unwrap();
+    processes.ask(&[], None);
+    assert!(processes.late["a"].question.is_some());
+}
+
 #[test]
 fn many_that_are_late_are_asked_in_turn_and_those_that_are_gone_forgotten() {
     let folder = tempfile::tempdir().unwrap();
@@ -87,7 +185,8 @@ fn many_that_are_late_are_asked_in_turn_and_those_that_are_gone_forgotten() {
     let listeners: Vec<_> = (0..count).map(|number| listen(folder.path(), &number.to_string())).collect();
     let mut processes = processes(LONG);
     for (number, (socket, _)) in listeners.iter().enumerate() {
-        let late = Late { socket: socket.clone(), why: String::new(), asked_at: Instant::now(), question: None };
+        let late =
+            Late { socket: socket.clone(), why: String::new(), grid: None, asked_at: Instant::now(), question: None };
         processes.late.insert(number.to_string(), late);
     }
     let asked = |processes: &Processes| -> Vec<usize> {
