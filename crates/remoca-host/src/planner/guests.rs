@@ -239,6 +239,13 @@ impl KnownGuest {
         self.taken() > 0 && self.sizes.is_some_and(|sizes| self.has() > sizes.asked_bytes)
     }
 
+    /// Returns how much more than it was asked to have is in it, of what was taken from it. Says so only while no step is under way.
+    pub(super) fn taken_back(&self) -> u64 {
+        let sizes = self.sizes.unwrap_or_default();
+        let has = self.actual().max(self.resident.unwrap_or_default());
+        has.min(sizes.base_bytes).saturating_sub(sizes.asked_bytes)
+    }
+
     /// Returns whether its balloon is left alone.
     pub(super) fn is_left(&self, now: Duration) -> bool {
         self.left.as_ref().is_some_and(|(until, _)| now < *until)

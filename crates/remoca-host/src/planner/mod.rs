@@ -316,6 +316,9 @@ impl Planner {
             return;
         }
         if self.settings.applies {
+            if self.counted(at.now) > memory.total_bytes {
+                self.keep_taken_back(at);
+            }
             self.intent = Some(Intent { at_s: at.unix_s, moves });
             self.stepped_at = at.now;
         } else {

@@ -231,6 +231,28 @@ impl Planner {
         }
     }
 
+    /// Lets guests keep what they took back, when caches are cut. One that lets it go and takes it again would have them divided anew each
+    /// time: so it lends that in another round only.
+    pub(super) fn keep_taken_back(&mut self, at: Moment) {
+        // Those that take something back while guests lend are left alone.
+        if self.round.phase == Phase::Lend {
+            return;
+        }
+        // The host may see so much more in a guest that has followed.
+        let unit = self.memory(at.now).unit_bytes;
+        for (name, guest) in &mut self.guests {
+            let bytes = guest.taken_back();
+            if bytes <= unit || self.reliefs.iter().any(|relief| relief.vm == *name) {
+                continue;
+            }
+            guest.ask_at_least(guest.sizes.unwrap_or_default().asked_bytes.saturating_add(bytes));
+            guest.note_untold(true);
+            let taken = show_size(bytes);
+            self.log
+                .note(at.unix_s, format!("the guest of {name} took back {taken}: caches are cut, and it keeps that"));
+        }
+    }
+
     /// Begins a step in which guests lend memory to their caches. Ends lending if none does. One that is short of memory comes first.
     pub(super) fn lend(&mut self, at: Moment) {
         self.return_own(at);

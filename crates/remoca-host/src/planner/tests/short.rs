@@ -1,7 +1,7 @@
 //! Guests that are short of memory, while others hang, and while theirs is on its way; and caches when guests take much back.
 
 use super::balloon::{Guest, Manner, signed, with_guests};
-use super::guests::{HOME, phase, sizes, three_lent_to_one, two};
+use super::guests::{HOME, phase, run_round, sizes, three_lent_to_one, two};
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::moves::{Intent, Stage};
 use crate::planner::{Move, Outcome, Phase, Side};
@@ -180,9 +180,54 @@ fn caches_that_changed_lately_shrink_at_once_when_a_guest_takes_back_more_than_t
         world.run(1, |_| {});
         assert!(world.at.now - began <= Duration::from_secs(20), "{:?}", world.steps);
     }
-    let (at, step) = world.steps.last().unwrap();
-    assert_eq!((&*step.vm, step.side, *at - began <= Duration::from_secs(2)), ("vm1", Side::Tier, true), "{at:?}");
+    let (at, step) = world.steps.iter().rfind(|(_, step)| step.side == Side::Tier).unwrap();
+    assert_eq!((&*step.vm, *at - began <= Duration::from_secs(2)), ("vm1", true), "{at:?}");
     assert!(world.taken_of_host() <= signed(40 * UNIT));
+}
+
+/// It takes back less than the reserve, or more.
+#[test]
+fn a_guest_that_takes_its_memory_back_and_lets_it_go_again_has_caches_cut_once() {
+    for needs in [170, 190] {
+        for takes in [Manner::Grabs(0), Manner::GrabsSilently(0)] {
+            let mut world = two(needs, [Manner::Honest; 2]);
+            run_round(&mut world, |_| {});
+            let (before, lent) = (world.processes["vm0"].wanted, HOME - sizes(&world)[1].0);
+            assert_eq!(lent > 20, needs == 190, "{lent}");
+            world.guest("vm1").manner = takes;
+            world.run(14, |_| {});
+            let cut = world.processes["vm0"].wanted;
+            assert!(cut < before && world.taken_of_host() <= signed(40 * UNIT), "{:?}", world.steps);
+            for _ in 0..8 {
+                for manner in [Manner::Honest, takes] {
+                    world.guest("vm1").manner = manner;
+                    world.run(10, |world| assert_eq!(world.processes["vm0"].wanted, cut, "{:?}", world.steps));
+                }
+            }
+            // Its balloon is told, and it lends again in the next round.
+            assert_eq!((world.guests["vm1"].target, phase(&world)), (HOME * UNIT, Phase::Rest));
+            assert_eq!(world.planner.record().guests["vm1"].taken(), 0);
+            world.guest("vm1").manner = Manner::Honest;
+            let steps = world.steps.len();
+            world.run(300, |_| {});
+            let mut told = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm1" && step.side == Side::Guest);
+            assert!(told.any(|(_, step)| step.bytes < HOME * UNIT), "{:?}", &world.steps[steps..]);
+        }
+    }
+}
+
+#[test]
+fn a_guest_that_took_its_memory_back_keeps_it_though_the_daemon_dies_before_it_is_told() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    world.guest("vm1").manner = Manner::Grabs(0);
+    // At the command that cuts a cache.
+    world.kills.insert(world.steps.len(), (false, Duration::from_secs(3)));
+    world.run(1, |_| {});
+    assert!(world.kills.is_empty());
+    world.guest("vm1").manner = Manner::Honest;
+    world.run(10, |_| {});
+    assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);
 }
 
 #[test]
