@@ -22,6 +22,8 @@ pub struct GuestMemory {
     pub pressure: Pressure,
     /// Why nothing may be taken from it now. What was taken can go back all the same.
     pub held: Option<String>,
+    /// Whether it is on its way to another host, with the size that its balloon is told until then.
+    pub leaves: bool,
 }
 
 /// What a guest says about its shortage of memory. Rates are those since the last reading.

@@ -43,12 +43,16 @@ impl Monitor for Qemu {
         let devices = asked.devices()?;
         asked.check_running()?;
         let plugged = asked.plugged()?;
-        let held = asked.held(&devices, &plugged)?;
+        let migration = asked.migration()?;
+        let migrates = || migration.as_ref().map(|_| "its guest is migrating".to_owned());
+        let held = asked.held(&devices, &plugged)?.or_else(migrates);
+        // QEMU takes sizes meanwhile. A guest that runs after that has arrived here.
+        let leaves = migration.is_some_and(|state| matches!(state.as_str(), "setup" | "wait-unplug" | "active"));
         let boot_bytes = asked.number("query-memory-size-summary", "base-memory")?;
         let actual_bytes = asked.number("query-balloon", "actual")?.saturating_sub(plugged.counted_bytes);
         let told = asked.told(&devices)?;
         let (available_bytes, pressure) = self.statistics.hear(Instant::now(), told, actual_bytes);
-        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held })
+        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held, leaves })
     }
 
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {
@@ -151,7 +155,16 @@ impl Asked<'_> {
         Ok(plugged)
     }
 
-    /// Returns why nothing may be taken from the guest now.
+    /// Returns the state of the migration that is under way; `None` if there is none.
+    fn migration(&mut self) -> Result<Option<String>, Unusable> {
+        let migration = self.ask("query-migrate", json!({}))?;
+        Ok(match migration["status"].as_str() {
+            None | Some("none" | "completed" | "failed" | "cancelled") => None,
+            Some(state) => Some(state.to_owned()),
+        })
+    }
+
+    /// Returns why nothing may be taken from the guest, whether it migrates or not.
     fn held(&mut self, devices: &[Device], plugged: &Plugged) -> Result<Option<String>, Unusable> {
         let is_passed = |device: &&Device| device.kind.starts_with("vfio") || device.kind.starts_with("vhost-vdpa");
         if let Some(device) = devices.iter().find(is_passed) {
@@ -161,14 +174,7 @@ impl Asked<'_> {
         if let Some(kind) = plugged.kind.or(has_virtio_mem.then_some("virtio-mem")) {
             return Ok(Some(plugged_memory(kind)));
         }
-        if self.has_huge_pages()? {
-            return Ok(Some(huge_pages()));
-        }
-        let migration = self.ask("query-migrate", json!({}))?;
-        Ok(match migration["status"].as_str() {
-            None | Some("none" | "completed" | "failed" | "cancelled") => None,
-            Some(_) => Some("its guest is migrating".into()),
-        })
+        Ok(self.has_huge_pages()?.then(huge_pages))
     }
 
     fn has_huge_pages(&mut self) -> Result<bool, Unusable> {

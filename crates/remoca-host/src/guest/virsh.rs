@@ -83,7 +83,9 @@ impl Monitor for Virsh {
         let held = domain.held.clone().or_else(|| self.job(&domain));
         let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told, said.actual_bytes);
         let (boot_bytes, actual_bytes) = (domain.boot_bytes, said.actual_bytes);
-        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held })
+        // Libvirt lets a size wait for the end of a migration.
+        let leaves = false;
+        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held, leaves })
     }
 
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {

@@ -157,6 +157,11 @@ impl KnownGuest {
         memory.held.clone().or_else(|| memory.available_bytes.is_none().then(|| tells_nothing().into()))
     }
 
+    /// Returns whether it is on its way to another host. That one does not know what it lent here.
+    pub(super) fn leaves(&self) -> bool {
+        self.unusable.is_none() && self.memory.as_ref().is_some_and(|memory| memory.leaves)
+    }
+
     /// Returns whether it may still tell of its memory for the first time: its monitor may have just asked it to.
     pub(super) fn may_tell_soon(&self) -> bool {
         let is_mute = |memory: &GuestMemory| memory.held.is_none() && memory.available_bytes.is_none();

@@ -8,7 +8,8 @@
 //!    the reserve stays for those that are short of memory.
 //! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 //! 7. A guest that is still short half a window after it was helped, or that gets nothing from the reserve, gets all that its own cache has
-//!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window.
+//!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window. So it is with one
+//!    that migrates, at once; what is missing then comes as with 5.
 //! 8. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
 //!    all guests together get no more than the reserve until it answers.
 
@@ -59,12 +60,12 @@ impl Planner {
                 self.promise(at, &name, format!("it is short of memory: {why}"), most);
             }
         }
-        self.keep_guest_minimums(at, terms.reserve_bytes);
         self.return_own(at);
+        self.keep_guest_minimums(at, terms.reserve_bytes);
     }
 
-    /// Begins to give guests that are still short of memory what their own caches have of theirs. One that was short for a moment goes on
-    /// lending.
+    /// Begins to give guests that are still short of memory, and those that migrate, what their own caches have of theirs. One that was
+    /// short for a moment goes on lending.
     pub(super) fn return_own(&mut self, at: Moment) {
         if self.intent.is_some() || self.back.is_some() {
             return;
@@ -74,11 +75,17 @@ impl Planner {
             let (Some(guest), Some((has, kept))) = (self.guests.get(&name), self.own_back(at.now, &name)) else {
                 continue;
             };
-            let (Some(why), Some(memory)) = (guest.pressure(), &guest.memory) else { continue };
+            let why = match guest.pressure() {
+                Some(why) => format!("it is short of memory, and gets back what its cache has of it: {why}"),
+                None if guest.leaves() && guest.bond(at.now).is_none() => {
+                    "its guest is migrating, and gets back what its cache has of it".into()
+                }
+                None => continue,
+            };
+            let Some(memory) = &guest.memory else { continue };
             if kept == has || guest.was_told(at.now, self.settings.window / 2) {
                 continue;
             }
-            let why = format!("it is short of memory, and gets back what its cache has of it: {why}");
             self.log.note(at.unix_s, format!("{name}: {why}"));
             moves.push(exchange(&name, Side::Tier, has, kept, &why));
             moves.push(exchange(&name, Side::Guest, memory.actual_bytes, guest.has() + (has - kept), &why));
@@ -92,7 +99,8 @@ impl Planner {
         }
     }
 
-    /// Gives guests what they lack to their minimums. Half of the reserve stays for those that are short of memory.
+    /// Gives guests what they lack to their minimums, and those that migrate what they lack of their own. Half of the reserve stays for those
+    /// that are short of memory.
     fn keep_guest_minimums(&mut self, at: Moment, reserve_bytes: u64) {
         for name in self.taken_from() {
             let moves = self.intent.iter().flat_map(|intent| &intent.moves).chain(&self.reliefs);
@@ -104,8 +112,12 @@ impl Planner {
             }
             let spare = self.reserve_left(at.now, self.counted(at.now)).saturating_sub(reserve_bytes / 2);
             let short = self.below_minimum(&name).min(spare);
+            let why = match guest.leaves() {
+                true => "its guest is migrating, and has less than its own",
+                false => "it has less than its minimum (guest-minimum)",
+            };
             if short > 0 {
-                self.promise(at, &name, "it has less than its minimum (guest-minimum)".into(), short);
+                self.promise(at, &name, why.into(), short);
                 self.guests.get_mut(&name).into_iter().for_each(KnownGuest::note_for_minimum);
             }
         }
@@ -119,11 +131,13 @@ impl Planner {
         !is_open && self.guests.get(name).is_some_and(is_due)
     }
 
-    /// Returns how much less than its minimum a guest was asked to have. Nothing while nobody knows the minimum.
+    /// Returns how much less than its minimum a guest was asked to have, or than its own if it migrates. Nothing while nobody knows the
+    /// minimum.
     fn below_minimum(&self, name: &str) -> u64 {
         let limits = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.limits);
         let (Some(limits), Some(guest)) = (limits, self.guests.get(name)) else { return 0 };
-        guest.minimum(&limits).saturating_sub(guest.has()).min(guest.taken())
+        let own = guest.sizes.filter(|_| guest.leaves()).map(|sizes| sizes.base_bytes);
+        own.unwrap_or_else(|| guest.minimum(&limits)).saturating_sub(guest.has()).min(guest.taken())
     }
 
     /// Returns how much a guest that is short of memory gets from the reserve now at most.

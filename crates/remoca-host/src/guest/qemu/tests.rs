@@ -154,7 +154,18 @@ fn what_forbids_to_take_from_a_guest_is_found() {
         assert!(found.held.as_ref().is_some_and(|held| held.contains(why)), "{found:?}");
         assert_eq!(found.boot_bytes, GIB);
     }
-    assert_eq!(Fake::start(&[("query-migrate", r#"{"status":"completed"}"#)]).read().unwrap().held, None);
+}
+
+#[test]
+fn a_guest_that_leaves_this_host_is_told_from_one_that_has_come() {
+    let read = |state: &str| {
+        let found = Fake::start(&[("query-migrate", &format!("{{\"status\":\"{state}\"}}"))]).read().unwrap();
+        (found.held.is_some(), found.leaves)
+    };
+    assert_eq!(["none", "completed", "failed", "cancelled"].map(read), [(false, false); 4]);
+    assert_eq!(["setup", "active"].map(read), [(true, true); 2]);
+    // It runs here already while the rest of it comes, or stays here.
+    assert_eq!(["postcopy-active", "cancelling"].map(read), [(true, false); 2]);
 }
 
 /// QEMU counts DIMMs in what the balloon leaves, and in what it is asked to leave: without them a size to give back would take.

@@ -48,8 +48,9 @@ pub struct Guest {
     pub resident: u64,
     /// Look from which on it tells nothing of its memory.
     pub mute_from: u32,
-    /// Look from which on nothing may be taken from it.
+    /// Look from which on nothing may be taken from it, and whether it migrates then.
     pub held_from: u32,
+    pub leaves: bool,
     moved_at: u32,
 }
 
@@ -67,6 +68,7 @@ impl Guest {
             resident: resident.min(bytes),
             mute_from: u32::MAX,
             held_from: u32::MAX,
+            leaves: false,
             moved_at: 0,
         }
     }
@@ -133,6 +135,7 @@ impl Guest {
             actual_bytes: self.actual,
             available_bytes: (looks < self.mute_from).then_some(self.actual / 2),
             held: (looks >= self.held_from).then(|| "its guest is migrating".into()),
+            leaves: self.leaves && looks >= self.held_from,
             pressure: Pressure { some_avg10: is_short.then_some(60.), ..Pressure::default() },
             ..GuestMemory::default()
         })

@@ -1,11 +1,12 @@
 //! Guests from which nothing may be taken, or that do not tell of their memory.
 
 use super::balloon::{Guest, Manner, signed};
-use super::guests::{HOME, phase, run_round, sizes, two};
+use super::guests::{HOME, lent_to_others, phase, run_round, sizes, two};
 use super::half_done::{run_into_a_step, told};
-use super::world::{UNIT, World};
-use crate::planner::Phase;
+use super::world::{Shape, UNIT, World};
+use crate::planner::{Phase, Side};
 use remoca_protocol::host::HostGuest;
+use std::time::Duration;
 
 fn shown(world: &World) -> HostGuest {
     world.planner.report(world.at).vms[1].guest.clone().unwrap()
@@ -55,6 +56,58 @@ fn a_guest_that_may_not_be_taken_from_is_helped_and_gets_all_back() {
     }
     assert_eq!(sizes(&world)[1].0, HOME);
     assert!(shown(&world).why.contains("is migrating"), "{:?}", shown(&world));
+}
+
+/// Lets a guest be on its way to another host.
+fn leave(world: &mut World, name: &str) {
+    let guest = world.guest(name);
+    (guest.held_from, guest.leaves) = (0, true);
+}
+
+#[test]
+fn a_guest_that_migrates_gets_back_what_its_own_cache_has_of_it_at_once() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    leave(&mut world, "vm1");
+    let (steps, began) = (world.steps.len(), world.at.now);
+    world.run(1, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    let done: Vec<_> = world.steps[steps..].iter().map(|(_, step)| (&*step.vm, step.side, step.bytes / UNIT)).collect();
+    assert_eq!(done, [("vm1", Side::Tier, 20), ("vm1", Side::Guest, HOME)]);
+    assert!(world.steps[steps].0 - began <= Duration::from_secs(2), "{:?}", world.steps);
+    run_round(&mut world, |_| {});
+    assert_eq!((sizes(&world)[1].0, told(&world, steps).len()), (HOME, 1), "it lends again: {:?}", world.steps);
+}
+
+#[test]
+fn a_guest_that_migrates_gets_back_what_others_have_of_it_as_the_reserve_allows() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let (lent, steps) = (HOME - sizes(&world)[1].0, world.steps.len());
+    leave(&mut world, "vm1");
+    world.run(100, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let told = told(&world, steps);
+    // Half of the reserve stays for those that are short of memory.
+    assert_eq!(told[0].1, (HOME - lent + 10) * UNIT, "{told:?}");
+    assert!(told.windows(2).all(|two| two[1].0 - two[0].0 >= world.settings.window), "{told:?}");
+    assert_eq!(world.guests["vm1"].target, HOME * UNIT);
+    assert!(world.taken_of_host() <= signed(40 * UNIT), "the reserve is full again: {:?}", sizes(&world));
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_comes_before_one_that_migrates() {
+    let mut world = lent_to_others(265, Shape::Flat(50));
+    let lent = HOME - sizes(&world)[2].0;
+    leave(&mut world, "vm1");
+    world.guest("vm2").manner = Manner::Short(0, u32::MAX);
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    let (_, step) = &world.steps[steps];
+    assert_eq!((&*step.vm, step.bytes), ("vm2", (HOME - lent + 10) * UNIT), "{step:?}");
+    assert!(world.taken_of_host() <= signed(70 * UNIT), "{:?}", sizes(&world));
+    world.run(200, |world| assert!(world.taken_of_host() <= signed(80 * UNIT)));
+    assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);
 }
 
 /// Otherwise `remoca host --once` would end before the guests that it has asked to tell of their memory have done so.

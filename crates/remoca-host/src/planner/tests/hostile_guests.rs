@@ -45,7 +45,7 @@ fn guest() -> impl Strategy<Value = Guest> {
     let from = || prop_oneof![4 => Just(u32::MAX), 1 => 1_u32..80];
     (manner(), 16_u64..128, from(), from()).prop_map(|(manner, units, mute_from, held_from)| {
         let mut guest = Guest::new(manner, units);
-        (guest.mute_from, guest.held_from) = (mute_from, held_from);
+        (guest.mute_from, guest.held_from, guest.leaves) = (mute_from, held_from, held_from % 2 == 1);
         guest
     })
 }
