@@ -2,12 +2,13 @@
 //!
 //! At most 40 series for each VM, whatever it has. No label is a block, an address, a page or a disk.
 
+use crate::diagnosis::{is_unreachable, needs_memory};
 use crate::figures::{Agent, ServerState, counter};
 use crate::finding::Level;
 use crate::shown::Shown;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
-use remoca_protocol::control::NormalLatency;
+use remoca_protocol::control::{DiskStatus, NormalLatency, Status};
 use std::fmt::Write;
 
 /// Form of the text.
@@ -61,10 +62,6 @@ pub const METRICS: [Metric; 38] = [
         number(shown.status.cache.granted_bytes + shown.status.cache.local_granted_bytes)
     }),
     gauge("cache_used_bytes", "Memory that holds pages.", |_, shown| number(shown.figures.used_bytes)),
-    gauge("pools", "Pools that the cache is made of.", |_, shown| number(shown.status.pools.len() as u64)),
-    gauge("pools_of_this_host", "Pools in memory of this host.", |_, shown| {
-        number(shown.status.pools.iter().filter(|pool| pool.is_mapped).count() as u64)
-    }),
     gauge("server_connected", "Whether the memory server is connected.", |_, shown| {
         let server = shown.status.server.as_ref()?;
         flag(server.connected)
@@ -87,9 +84,19 @@ pub const METRICS: [Metric; 38] = [
     gauge("disks_with_failed_flush", "Disks on which a flush failed, so that all later ones fail.", |_, shown| {
         number(shown.figures.failed_flushes.len() as u64)
     }),
-    gauge("agent_silent_seconds", "Time since the agent reported; absent without a port or a report.", |_, shown| {
-        number(shown.status.port.as_ref()?.agent_heard_s_ago?)
+    gauge("disks_unreachable", "Disks whose image cannot be reached, so that the guest waits.", |_, shown| {
+        disks(shown, is_unreachable)
     }),
+    gauge(
+        "disks_shrunk",
+        "Disks whose image is smaller than it was, so that requests beyond its end fail.",
+        |_, shown| disks(shown, |_, disk| disk.shrunk_from_bytes.is_some()),
+    ),
+    gauge(
+        "disks_without_memory",
+        "Disks that do not work, because the hypervisor that has attached them shares no guest memory.",
+        |_, shown| disks(shown, |status, disk| status.memory.guest_bytes == 0 && needs_memory(disk)),
+    ),
     gauge(
         "agent_running",
         "Whether the agent in the guest reports; absent while no guest has attached the port.",
@@ -247,6 +254,11 @@ fn number(value: u64) -> Option<f64> {
     Some(value as f64)
 }
 
+/// Returns the number of disks of which `is_one` is true.
+fn disks(shown: &Shown, is_one: fn(&Status, &DiskStatus) -> bool) -> Option<f64> {
+    number(shown.status.disks.iter().filter(|disk| is_one(&shown.status, disk)).count() as u64)
+}
+
 fn flag(value: bool) -> Option<f64> {
     Some(f64::from(u8::from(value)))
 }
@@ -266,7 +278,8 @@ fn median(latency: Option<&NormalLatency>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{full_snapshot, snapshot, status};
+    use crate::testing::{full_snapshot, full_status, snapshot, status};
+    use remoca_protocol::control::MigrationStatus;
     use serde_json::json;
 
     /// Most series that a VM may have.
@@ -299,6 +312,35 @@ mod tests {
         assert!(text.contains("\nremoca_vm_reads_total{vm="));
         assert_eq!(Form::wanted("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"), Form::OpenMetrics);
         assert_eq!(Form::wanted("*/*"), Form::Prometheus);
+    }
+
+    #[test]
+    fn disks_that_do_not_work_are_counted_by_what_is_wrong() {
+        let faults = |change: fn(&mut Status)| {
+            let mut status = full_status(1, 100);
+            status.disks.push(DiskStatus { name: "data".into(), ..status.disks[0].clone() });
+            change(&mut status);
+            let text = text(&snapshot(vec![Ok(status)]), Form::Prometheus);
+            ["unreachable", "shrunk", "without_memory"].map(|fault| {
+                let start = format!("remoca_vm_disks_{fault}{{vm=\"web001\"}} ");
+                text.lines().find_map(|line| line.strip_prefix(&start)).expect("a figure").to_owned()
+            })
+        };
+        assert_eq!(faults(|_| {}), ["0", "0", "0"]);
+        assert_eq!(faults(|status| status.disks[1].store = "waiting".into()), ["1", "0", "0"]);
+        assert_eq!(faults(|status| status.disks[1].shrunk_from_bytes = Some(40 << 30)), ["0", "1", "0"]);
+        assert_eq!(faults(|status| status.memory.guest_bytes = 0), ["0", "0", "2"]);
+        let elsewhere = faults(|status| {
+            status.disks[1].store = "waiting".into();
+            status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
+        });
+        assert_eq!(elsewhere, ["0", "0", "0"], "another process has them");
+        let needless = faults(|status| {
+            status.memory.guest_bytes = 0;
+            status.disks[0].attached = false;
+            status.disks[1].nbd_clients = Some(1);
+        });
+        assert_eq!(needless, ["0", "0", "0"], "no hypervisor is to share it");
     }
 
     #[test]

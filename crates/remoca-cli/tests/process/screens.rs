@@ -109,11 +109,22 @@ fn expect_metrics(screens: &Screens, vm: &Value) {
         line.map(|value| value.parse::<f64>().unwrap())
     };
     let (figures, counters) = (&vm["figures"], &vm["counters"]);
+    let disks = |is_one: &dyn Fn(&Value) -> bool| {
+        let count = vm["disks"].as_array().unwrap().iter().filter(|disk| is_one(disk)).count();
+        Some(f64::from(u32::try_from(count).unwrap()))
+    };
+    let is_shared = vm["memory"]["guest_bytes"] != 0;
     for (metric, wanted) in [
         ("uptime_seconds", vm["uptime_s"].as_f64()),
         ("cache_wanted_bytes", vm["cache"]["wanted_bytes"].as_f64()),
         ("cache_granted_bytes", vm["cache"]["granted_bytes"].as_f64()),
         ("cache_used_bytes", vm["cache"]["used_bytes"].as_f64()),
+        ("disks_unreachable", disks(&|disk| disk["store"] != "up")),
+        ("disks_shrunk", disks(&|disk| !disk["shrunk_from_bytes"].is_null())),
+        (
+            "disks_without_memory",
+            disks(&|disk| !is_shared && disk["attached"] == true && disk["nbd_clients"].is_null()),
+        ),
         ("reads_total", figures["reads"].as_f64()),
         ("read_bytes_total", figures["read_bytes"].as_f64()),
         ("writes_total", figures["writes"].as_f64()),

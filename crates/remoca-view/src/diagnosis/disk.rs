@@ -5,7 +5,7 @@ use crate::shown::Shown;
 use crate::text::milliseconds;
 use crate::vm::Vm;
 use remoca_io::show::show_size;
-use remoca_protocol::control::{DiskStatus, NormalLatency};
+use remoca_protocol::control::{DiskStatus, NormalLatency, Status};
 
 /// Usual time of a read from which on a disk is called slow, in microseconds. A hard disk takes 5 to 15 ms.
 const SLOW_US: f64 = 50_000.0;
@@ -22,14 +22,19 @@ pub fn failed_flush(vm: &Vm, shown: &Shown) -> Option<Found> {
 }
 
 pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
-    let has_disks = shown.status.migration.as_ref().is_none_or(|migration| migration.has_disks);
-    let (disk, ()) = first(shown, |disk| (has_disks && disk.store != "up").then_some(()))?;
+    let (disk, ()) = first(shown, |disk| is_unreachable(&shown.status, disk).then_some(()))?;
     let found = format!("{}: its server cannot be reached", disk.image);
     Some(Found::failed(
         image_of(disk),
         found,
         "The guest waits until it can: look at that server, and at the way to it",
     ))
+}
+
+/// Returns whether the image of a disk cannot be reached. No one tries to while the disks are elsewhere, as the VM migrates.
+#[must_use]
+pub fn is_unreachable(status: &Status, disk: &DiskStatus) -> bool {
+    status.migration.as_ref().is_none_or(|migration| migration.has_disks) && disk.store != "up"
 }
 
 pub fn shrunk(_: &Vm, shown: &Shown) -> Option<Found> {

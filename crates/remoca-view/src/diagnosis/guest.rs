@@ -29,8 +29,7 @@ pub fn attached(status: &Status) -> Finding {
 /// Returns whether the guest's memory is shared with the process, or `None` if no disk needs that.
 #[must_use]
 pub fn memory(status: &Status) -> Option<Finding> {
-    let is_vhost = |disk: &DiskStatus| disk.attached && disk.nbd_clients.is_none();
-    status.disks.iter().any(is_vhost).then(|| match status.memory.guest_bytes {
+    status.disks.iter().any(needs_memory).then(|| match status.memory.guest_bytes {
         0 => Finding::failed(
             "guest memory",
             "none of it is shared with this process, so its disks do not work",
@@ -38,6 +37,12 @@ pub fn memory(status: &Status) -> Option<Finding> {
         ),
         bytes => Finding::ok("guest memory", format!("{} shared", show_size(bytes))),
     })
+}
+
+/// Returns whether a disk works only if the guest's memory is shared with the process: a hypervisor has attached it, and no NBD client.
+#[must_use]
+pub fn needs_memory(disk: &DiskStatus) -> bool {
+    disk.attached && disk.nbd_clients.is_none()
 }
 
 /// Returns whether the agent in the guest reports, or `None` while no guest has attached the port.

@@ -9,7 +9,8 @@ mod found;
 mod guest;
 mod server;
 
-pub use guest::{agent, attached, memory};
+pub use disk::is_unreachable;
+pub use guest::{agent, attached, memory, needs_memory};
 
 use crate::figures::Figures;
 use crate::finding::{Finding, Level};
