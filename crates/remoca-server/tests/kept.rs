@@ -100,7 +100,7 @@ impl Unit {
 
     #[track_caller]
     fn wait_for(&self, what: &str, wanted: impl Fn(&Status) -> bool) {
-        for _ in 0..3000 {
+        for _ in 0..6000 {
             if wanted(&self.status()) {
                 return;
             }

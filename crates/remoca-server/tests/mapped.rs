@@ -220,6 +220,12 @@ fn a_client_that_does_not_come_back_is_not_waited_for_without_end() {
 
 #[test]
 fn memory_is_taken_back_from_a_client_that_answers() {
+    // It has a tenth of a second, and may get no processor in that time.
+    assert!((0..20).any(|_| a_client_that_answers_keeps_the_rest()), "it is never in time");
+}
+
+/// Returns whether the client answered in time.
+fn a_client_that_answers_keeps_the_rest() -> bool {
     let setup = setup();
     let mut client = Mapped::connect(&setup.path, token(0xab), 1);
     client.resize(1000);
@@ -228,9 +234,15 @@ fn memory_is_taken_back_from_a_client_that_answers() {
     let operator = std::thread::spawn(move || take_back(&control, "abababab", 100));
     client.expect(Frame::TakeBack { npages: PageCount(100) });
     // A larger size than asked for is no answer.
-    assert_eq!(client.try_resize(1100), Err((ErrorCode::NoMemory, 0)));
-    assert_eq!(client.resize(100), 0);
-    assert_eq!(operator.join().unwrap(), Reply::Done(TakenBack { pages: 100, ended: false }));
+    // If it is late, the connection may have ended.
+    let _late = (&client.socket).write_all(&encode(&[set_size(1100), set_size(100)]));
+    match operator.join().unwrap() {
+        Reply::Done(TakenBack { pages: 0, ended: true }) => return false,
+        reply => assert_eq!(reply, Reply::Done(TakenBack { pages: 100, ended: false })),
+    }
+    let request = RequestId(5);
+    client.expect(Frame::Error(ErrorReply { request, code: ErrorCode::NoMemory, detail: 0 }));
+    client.expect(Frame::Sized { request, npages: PageCount(100), available: PageCount(0) });
     assert_eq!(client.allocated(), 100);
     assert!((0..100).all(|slot| client.holds(slot, slot)));
     assert_eq!(mapped(&setup.server).limit_pages, 100);
@@ -238,6 +250,7 @@ fn memory_is_taken_back_from_a_client_that_answers() {
     // What the operator allows again can be had again.
     assert_eq!(take_back(&setup.control, "abababab", 600), Reply::Done(TakenBack { pages: 100, ended: false }));
     assert_eq!(client.resize(600), 0);
+    true
 }
 
 #[test]

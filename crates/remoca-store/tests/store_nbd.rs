@@ -540,7 +540,7 @@ fn a_server_that_says_nothing_is_given_up_when_its_time_is_over() {
         }
     };
     client.set_nonblocking(false).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    client.set_read_timeout(Some(store_support::HANG_AFTER)).unwrap();
     // To the moment.
     driver.store.handle_timer(driver.store.next_deadline().unwrap());
     assert_eq!(client.read(&mut [0; 64]).unwrap(), 0, "the client has left");

@@ -5,9 +5,11 @@ use super::full_disk::Small;
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run_command, status, with_run};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_protocol::control::PATIENCE as SILENT_TIME_MAX;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Exit codes: of any failure, of an image that cannot be used, and of a configuration that cannot be.
@@ -347,14 +349,20 @@ fn a_process_that_does_not_say_which_disks_it_has_is_not_upgraded() {
     let good = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap();
     let other = good.replace(&scene.text("image"), &scene.text("other"));
     std::fs::write(scene.path("vms/web1.toml"), other).unwrap();
-    // They leave no place for the program that is asked.
-    let silent: Vec<_> = (0..CLIENTS_MAX).map(|_| UnixStream::connect(scene.control()).unwrap()).collect();
-    program.signal(Signal::HUP);
-    wait_until("the reload is refused", || {
+    let is_refused = || {
         let log = program.log();
         log.contains("cannot ask the running process which disks it has: 16 others are being served")
+    };
+    wait_until("the reload is refused", || {
+        // They leave no place for the program that is asked, as long as the process waits for what they say.
+        let _silent: Vec<_> = (0..CLIENTS_MAX).map(|_| UnixStream::connect(scene.control()).unwrap()).collect();
+        program.signal(Signal::HUP);
+        let until = Instant::now() + SILENT_TIME_MAX;
+        while !is_refused() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        is_refused()
     });
-    drop(silent);
     assert!(guest.is_connected());
     assert_eq!(guest.run(0, Command::Read { sector: 0, length: 4096 }), 0);
     let now = status(&scene.control());

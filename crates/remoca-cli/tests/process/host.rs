@@ -4,13 +4,16 @@ use super::support::fake_vm::{FakeVm, Manner};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
-use super::support::wait_until;
+use super::support::{wait_at_most, wait_until};
 use remoca_protocol::host::{HostReport, HostVm};
 use std::collections::HashMap;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 
 pub const MIB: u64 = 1 << 20;
+/// Long enough for memory to move while guests read thousands of blocks in between, on a busy machine.
+const MOVE_TIME: Duration = Duration::from_secs(600);
 const FAILURE: i32 = 1;
 const CONFIGURATION: i32 = 78;
 
@@ -126,7 +129,7 @@ fn memory_moves_to_the_vm_that_gains_and_the_total_is_kept() {
     (0..3).for_each(|_| gains.pass());
     (0..6).for_each(|_| gives.pass());
     let mut plan = once(host.path(), &["--total", "16M"]);
-    wait_until("the plan moves memory", || {
+    wait_at_most(MOVE_TIME, "the plan moves memory", || {
         gains.pass();
         gives.pass();
         plan = once(host.path(), &["--total", "16M"]);
@@ -139,26 +142,33 @@ fn memory_moves_to_the_vm_that_gains_and_the_total_is_kept() {
     assert_eq!((gains.wanted_mib(), gives.wanted_mib()), (8, 8), "nothing was changed");
 
     let mut daemon = daemon(host.path(), &["--total", "16M", "--apply", "-o", "json"]);
-    wait_until("the memory has moved", || {
+    wait_at_most(MOVE_TIME, "the memory has moved", || {
         gains.pass();
         gives.pass();
         assert!(daemon.is_running(), "{}", daemon.log());
         assert!(server.pages_given() * 4096 <= 16 * MIB, "{}", daemon.log());
         (gains.wanted_mib(), gives.wanted_mib()) == (12, 4)
     });
-    let misses = |vm: &Vm| vm.machine.counter("missed_blocks");
-    wait_until("the loop is answered by the cache", || {
+    // A read for which the server is late counts as missed, too.
+    let misses = |vm: &Vm| {
+        let counters = vm.machine.status().counters;
+        (counters["missed_blocks"], counters["fetch_timeouts"] + counters["probes"])
+    };
+    wait_at_most(MOVE_TIME, "the loop is answered by the cache", || {
         let before = misses(&gains);
         gains.pass();
         assert!(server.pages_given() * 4096 <= 16 * MIB);
-        misses(&gains) == before
+        let now = misses(&gains);
+        now.0 - before.0 <= now.1 - before.1
     });
     expect_one_daemon(host.path());
-    wait_until("it has come to rest", || {
+    let mut rests = None;
+    wait_at_most(MOVE_TIME, "it has come to rest", || {
         gives.pass();
-        report(host.path()).unwrap().state == "all sizes are as they should be"
+        rests = report(host.path()).filter(|shown| shown.state == "all sizes are as they should be");
+        rests.is_some()
     });
-    let shown = report(host.path()).unwrap();
+    let shown = rests.unwrap();
     let decisions: Vec<_> = shown.decisions.iter().map(|d| (d.vm.as_deref().unwrap(), d.to_bytes / MIB)).collect();
     assert_eq!(decisions, [("gives", 4), ("gains", 12)], "{shown:?}");
     let log = run(&["host", "log", "--sockets", host.path().to_str().unwrap()]);
@@ -209,23 +219,27 @@ fn vms_that_hang_lie_or_die_change_nothing_for_the_others() {
     liars[0].change(|manner| manner.babbles = true);
     liars[1].change(|manner| manner.false_name = Some("gains".into()));
     liars[2].change(|manner| manner.false_bytes = Some(u64::MAX));
-    wait_until("the memory has moved", || {
+    wait_at_most(MOVE_TIME, "the memory has moved", || {
         gains.pass();
         (0..3).for_each(|_| gives.pass());
         assert!(daemon.is_running(), "{}", daemon.log());
         assert!(server.pages_given() * 4096 <= 24 * MIB, "{}", daemon.log());
         (gains.wanted_mib(), gives.wanted_mib()) == (12, 4)
     });
-    let shown = report(host.path()).unwrap();
-    let why = |name: &str| vm(&shown, name).why.clone();
-    assert!(why("hangs").contains("did not answer within 2 seconds"), "{shown:?}");
-    assert!(why("dies").contains("its process was killed"), "{shown:?}");
-    assert!(why("babbles").contains("bytes") || why("babbles").contains("did not answer"), "{shown:?}");
-    assert!(why("false-name").contains("says that it is gains"), "{shown:?}");
-    assert!(why("false-size").contains("which no process can"), "{shown:?}");
-    assert_eq!(vm(&shown, "hangs").has_bytes, 4 * MIB, "it counts with what it had");
+    wait_until("it says what is wrong with each", || {
+        let Some(shown) = report(host.path()) else { return false };
+        let says = |name: &str, words: &[&str]| words.iter().any(|words| vm(&shown, name).why.contains(words));
+        assert_eq!(vm(&shown, "hangs").has_bytes, 4 * MIB, "it counts with what it had");
+        says("hangs", &["did not answer within 2 seconds"])
+            && says("dies", &["its process was killed"])
+            && says("babbles", &["bytes", "did not answer"])
+            && says("false-name", &["says that it is gains"])
+            && says("false-size", &["which no process can"])
+    });
     hangs.machine.program.signal(Signal::CONT);
-    wait_until("the VM is heard again", || vm(&report(host.path()).unwrap(), "hangs").state == "keeps");
+    wait_until("the VM is heard again", || {
+        report(host.path()).is_some_and(|shown| vm(&shown, "hangs").state == "keeps")
+    });
     daemon.terminate();
     gains.machine.finish();
     gives.machine.finish();
@@ -240,7 +254,8 @@ fn a_daemon_that_is_killed_between_two_steps_has_a_successor_that_ends_the_plan(
     let gains = FakeVm::start(host.path(), "gains", Manner { mib: 8, cliff_mib: 10, ..Manner::default() });
     let arguments = ["--total", "16M", "--apply", "-o", "json"];
     let mut first = daemon(host.path(), &arguments);
-    wait_until("the command is on its way", || gives.now().heard == [4]);
+    // It is told again if this test is slow.
+    wait_until("the command is on its way", || gives.now().heard.first() == Some(&4));
     first.kill();
     assert!(gains.now().heard.is_empty(), "nothing is given before it is taken");
     gives.change(|manner| (manner.is_deaf, manner.heard) = (false, Vec::new()));
@@ -348,25 +363,27 @@ fn memory_of_the_local_tier_moves_to_the_vm_that_gains() {
     });
     let arguments = ["--tier", "local", "--total", "16M"];
     let mut daemon = daemon(host.path(), &[&arguments[..], &["--apply", "-o", "json"]].concat());
-    wait_until("the memory has moved", || {
+    wait_at_most(MOVE_TIME, "the memory has moved", || {
         gains.pass();
         (0..3).for_each(|_| gives.pass());
         assert!(daemon.is_running(), "{}", daemon.log());
         assert!(local.pages_given() * 4096 <= 16 * MIB, "{}", daemon.log());
         (gains.local().0, gives.local().0) == (12, 4)
     });
-    wait_until("the loop is answered by the local tier", || {
+    wait_at_most(MOVE_TIME, "the loop is answered by the local tier", || {
         let before = gains.local().1;
         gains.pass();
         assert!(local.pages_given() * 4096 <= 16 * MIB);
         gains.local().1 - before == 2560
     });
-    wait_until("it has come to rest", || {
+    let mut rests = None;
+    wait_at_most(MOVE_TIME, "it has come to rest", || {
         gains.pass();
         gives.pass();
-        report(host.path()).unwrap().state == "all sizes are as they should be"
+        rests = report(host.path()).filter(|shown| shown.state == "all sizes are as they should be");
+        rests.is_some()
     });
-    let shown = report(host.path()).unwrap();
+    let shown = rests.unwrap();
     assert_eq!((shown.resource.as_str(), shown.counted_bytes), ("local tier", 16 * MIB));
     let decisions: Vec<_> = shown.decisions.iter().map(|d| (d.vm.as_deref().unwrap(), d.to_bytes / MIB)).collect();
     assert_eq!(decisions, [("gives", 4), ("gains", 12)], "{shown:?}");
@@ -389,7 +406,7 @@ fn a_vm_without_a_local_tier_is_given_one_if_its_server_is_there() {
     let mut grows = Vm::with(host.path(), "grows", &remote, "8M", &["--local-server", &address], 1024, 1);
     wait_until("it has its cache", || remote.pages_given() * 4096 == 8 * MIB);
     let arguments = ["--tier", "local", "--total", "16M", "--apply"];
-    wait_until("it has a local tier", || {
+    wait_at_most(MOVE_TIME, "it has a local tier", || {
         grows.pass();
         once(host.path(), &arguments);
         assert!(local.pages_given() * 4096 <= 16 * MIB);

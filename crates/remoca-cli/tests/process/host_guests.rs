@@ -89,6 +89,16 @@ impl Host {
         report(self.folder.path())
     }
 
+    /// Returns a report as soon as the daemon answers.
+    fn some_report(&self) -> HostReport {
+        let mut shown = None;
+        wait_until("the daemon answers", || {
+            shown = self.report();
+            shown.is_some()
+        });
+        shown.unwrap()
+    }
+
     fn local_mib(&self) -> u64 {
         self.local.pages_given() * 4096 / MIB
     }
@@ -188,10 +198,10 @@ fn balloons_that_lie_hang_die_or_stay_where_they_are_give_nothing_away() {
         assert!(daemon.is_running(), "{}", daemon.log());
         host.check_total(36);
         host.guests.iter_mut().for_each(|guest| guest.vm.pass());
-        let shown = host.report().unwrap();
-        ["lies", "stays"].iter().all(|name| guest(&shown, name).state == "stuck")
+        let shown = host.report();
+        shown.is_some_and(|shown| ["lies", "stays"].iter().all(|name| guest(&shown, name).state == "stuck"))
     });
-    let shown = host.report().unwrap();
+    let shown = host.some_report();
     for (name, state, why) in [
         ("lies", "stuck", "did not follow within 30 s"),
         ("stays", "stuck", "did not follow within 30 s"),
@@ -204,7 +214,7 @@ fn balloons_that_lie_hang_die_or_stay_where_they_are_give_nothing_away() {
     }
     for (at, name) in [(1, "lies"), (2, "stays")] {
         assert_eq!(guest(&shown, name).lent_bytes, 0, "{shown:?}");
-        wait_until("its balloon is told to stop", || host.guests[at].qemu.asked().last() == Some(&HOME));
+        wait_at_most(ROUND_TIME, "its balloon is told to stop", || host.guests[at].qemu.asked().last() == Some(&HOME));
     }
     assert!(host.guests[3].qemu.asked().is_empty() && host.guests[4].qemu.asked().is_empty());
     daemon.terminate();
@@ -217,7 +227,7 @@ fn a_daemon_that_is_killed_has_a_successor_that_ends_the_round_and_helps_a_guest
         Host::start(&[("gains", 3000, "guest-minimum = '60M'\n", Manner::Honest), ("gives", 64, "", Manner::Honest)]);
     for steps in [1, 3, 6] {
         let mut daemon = host.daemon("16M");
-        wait_until("the guest is asked for memory", || host.guests[1].qemu.asked().len() >= steps);
+        wait_at_most(ROUND_TIME, "the guest is asked for memory", || host.guests[1].qemu.asked().len() >= steps);
         daemon.kill();
         host.pass(4);
     }
@@ -240,7 +250,7 @@ fn a_daemon_that_is_killed_has_a_successor_that_ends_the_round_and_helps_a_guest
         host.pass(0);
         host.local_mib() <= 12
     });
-    let shown = host.report().unwrap();
+    let shown = host.some_report();
     assert_eq!((guest(&shown, "gives").state.as_str(), guest(&shown, "gives").taken_bytes), ("short", 0), "{shown:?}");
     let is_told = |d: &remoca_protocol::host::HostDecision| d.why.contains("only 4K is available in it");
     assert!(shown.decisions.iter().any(is_told), "{:#?}", shown.decisions);

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,9 +39,19 @@ fn wait_until_kept(machine: &Machine) {
     });
 }
 
+/// Returns the setup of a process whose hypervisors are not disconnected however long a start takes on this machine, as long as the
+/// file exists that this makes in `folder`.
+fn without_hurry(folder: &Path) -> Setup {
+    let gate = folder.join("gate");
+    std::fs::write(&gate, "").unwrap();
+    let arguments = vec!["--hold-at".into(), format!("patience-over:{}", gate.display())];
+    Setup { binary: binary().into(), arguments, ..Setup::default() }
+}
+
 /// Kills the process at some moment of the load, again and again.
 fn expect_no_reconnect(rounds: usize) {
-    let (_server, manager, mut machine) = machine(Setup { sectors: vec![512, 4096], ..Setup::default() });
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, manager, mut machine) = machine(Setup { sectors: vec![512, 4096], ..without_hurry(folder.path()) });
     wait_until_kept(&machine);
     // Whoever has one of them has its lock.
     let locked = machine.disks.iter().map(|disk| disk.image.clone()).chain([machine.state()]);
@@ -98,7 +108,8 @@ fn a_hypervisor_that_goes_while_there_is_no_process_leaves_nothing_behind() {
 /// A restart in good order is no other thing for the guest than a kill. So is a kill after an upgrade.
 #[test]
 fn a_guest_stays_connected_over_a_restart_and_a_kill_after_an_upgrade() {
-    let (_server, manager, mut machine) = machine(Setup::default());
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, manager, mut machine) = machine(without_hurry(folder.path()));
     for upgrades in [false, true] {
         wait_until_kept(&machine);
         let count = manager.names().len();
@@ -205,7 +216,7 @@ fn a_guest_that_is_served_stays_connected_when_the_time_for_a_start_is_over() {
         };
         std::fs::read_dir(&tasks).unwrap().any(|task| is_closer(task.unwrap().path()))
     };
-    assert!(waits());
+    wait_until("there is a thread for that time", waits);
     std::fs::remove_file(&gate).unwrap();
     wait_until("the time is over", || !waits());
     machine.run(5);

@@ -162,21 +162,17 @@ fn an_upgrade_passes_the_pool_on_though_its_server_is_gone() {
             run_until_state(&mut machine, "away");
         }
         let used = machine.status().cache.used_bytes;
-        let mut child = upgrade::begin(&machine.control(), None);
-        while child.try_wait().unwrap().is_none() {
-            machine.round();
-        }
-        let (done, said) = upgrade::end(child);
+        let (done, said) = upgrade::upgrade_in_time(&mut machine, || None);
         assert!(done, "{said}");
-        machine.run_until("the pool is found again", |machine| !machine.status().pools.is_empty());
+        let state = if is_gone { "away" } else { "connected" };
+        machine.run_until("the pool is found again", |machine| {
+            machine.status().pools.first().is_some_and(|pool| pool.state == state)
+        });
         machine.pages_sent = machine.counter("evictions_reported");
         let status = machine.status();
         assert!(status.cache.used_bytes * 10 >= used * 8, "{} of {used} bytes", status.cache.used_bytes);
         let now = pool(&machine);
-        assert_eq!(
-            (now.generation, now.state),
-            (first.generation.clone(), if is_gone { "away" } else { "connected" }.into())
-        );
+        assert_eq!((now.generation.as_str(), now.state.as_str()), (first.generation.as_str(), state));
         machine.run_until_hits(100);
     }
     server.restart();
@@ -189,6 +185,12 @@ fn an_upgrade_passes_the_pool_on_though_its_server_is_gone() {
 
 #[test]
 fn memory_that_the_server_takes_back_costs_the_pages_in_it() {
+    // The process has a tenth of a second to answer, and may get no processor in that time.
+    assert!((0..20).any(|_| a_session_outlives_what_is_taken_back()), "it is never in time");
+}
+
+/// Returns whether the process answered in time, so that it kept the rest of its pool.
+fn a_session_outlives_what_is_taken_back() -> bool {
     let folder = tempfile::tempdir().unwrap();
     let server = Serve::start(folder.path(), "16M");
     let control = folder.path().join("server.ctl");
@@ -203,7 +205,10 @@ fn memory_that_the_server_takes_back_costs_the_pages_in_it() {
             machine.round();
         }
         let (done, said) = upgrade::end(child);
-        assert!(done && !said.contains("ended"), "{said}");
+        assert!(done, "{said}");
+        if said.contains("ended") {
+            return false;
+        }
         assert_eq!(server.status()["pools"][0]["npages"], pages);
         machine.run_until("the cache is smaller", |machine| {
             machine.status().cache.granted_bytes == pages * 4096 && machine.status().pools.len() == 1
@@ -220,4 +225,5 @@ fn memory_that_the_server_takes_back_costs_the_pages_in_it() {
     machine.run(20);
     assert_eq!(machine.counter("fetch_wrong"), 0);
     machine.finish();
+    true
 }

@@ -3,7 +3,7 @@
 
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, run_command, run_within, status};
 use super::support::random::Random;
-use super::support::{wait_at_most, wait_until};
+use super::support::{PATIENCE, wait_at_most, wait_until};
 use remoca_protocol::control::Status;
 use remoca_store::testing::hold_port;
 use std::io::{Read, Write};
@@ -509,7 +509,7 @@ fn a_long_option_is_answered() {
     let host = Host::start(&random(9, MIB));
     for length in [64 * 8192 - 16, 64 * 8192, 4_000_000] {
         let mut stream = UnixStream::connect(path(host.folder.path(), "nbd")).unwrap();
-        stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.read_exact(&mut [0; 18]).unwrap();
         let header = [&3_u32.to_be_bytes()[..], b"IHAVEOPT\0\0\0\x07", &u32::try_from(length).unwrap().to_be_bytes()];
         stream.write_all(&[&header.concat()[..], &vec![1; length]].concat()).unwrap();

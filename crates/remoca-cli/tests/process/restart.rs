@@ -30,11 +30,15 @@ fn machine(setup: Setup) -> (Serve, Machine) {
 /// Waits until the server has received all pages in flight.
 #[track_caller]
 fn wait_until_sent(machine: &Machine, server: &Serve) {
-    let mut sends = None;
+    const LOOKS: usize = 20;
+    let (mut sends, mut looks) = (None, 0);
     wait_until("no more pages come to the server", || {
         machine.status();
-        let before = sends.replace(server.status()["totals"]["sends"].as_u64());
-        before == sends
+        let now = server.status()["totals"]["sends"].as_u64();
+        // A server that gets no processor for a moment receives nothing either.
+        looks = if sends == now && !machine.program.waits_to_write() { looks + 1 } else { 0 };
+        sends = now;
+        looks >= LOOKS
     });
 }
 
@@ -133,9 +137,10 @@ fn a_process_that_was_told_to_stop_is_warm_again_at_once() {
         machine.restart();
         machine.pages_sent = 0;
         expect_warm(&machine, used);
-        assert!(machine.program.log().contains("pages cached, all in order"), "{}", machine.program.log());
         assert_eq!(server.status()["pools"].as_array().unwrap().len(), 1);
     }
+    // A memory server may owe a page at the end: then all of them are looked at.
+    assert!(machine.program.log().contains("pages cached, all in order"), "{}", machine.program.log());
     expect_right(&mut machine);
     machine.finish();
 }

@@ -336,11 +336,7 @@ fn an_upgrade_keeps_both_tiers() {
             machine.run_until("its server is away", |machine| local(machine).state == "away");
         }
         let (used, generation) = (machine.status().cache.used_bytes, local(&machine).generation);
-        let mut child = upgrade::begin(&machine.control(), None);
-        while child.try_wait().unwrap().is_none() {
-            machine.round();
-        }
-        let (done, said) = upgrade::end(child);
+        let (done, said) = upgrade::upgrade_in_time(&mut machine, || None);
         assert!(done, "{said}");
         machine.run_until("both are found again", |machine| pools(machine).iter().all(Option::is_some));
         machine.pages_sent = machine.counter("evictions_reported");
@@ -366,8 +362,11 @@ fn a_local_tier_needs_no_other_server() {
     let control = machine.control();
     let control = control.to_str().unwrap();
     expect_refusal(&run(&["set", control, "--cache", "1G"]), FAILURE, &["no memory server but that of its local tier"]);
-    let said = run(&["set", control, "--local", "1M"]);
-    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "test: cache 0; local tier 1M, all granted");
+    // The command does not wait for long.
+    wait_until("all is granted", || {
+        let said = run(&["set", control, "--local", "1M"]);
+        String::from_utf8_lossy(&said.stdout).trim() == "test: cache 0; local tier 1M, all granted"
+    });
     machine.run_until_hits(100);
     machine.finish();
 }
@@ -383,8 +382,11 @@ fn a_local_tier_can_be_added_to_a_running_process() {
     machine.evictions = Evictions::LYING;
     machine.run_until_hits(100);
     let control = machine.control();
-    let said = run(&["set", control.to_str().unwrap(), "--local", "1M"]);
-    assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), "test: cache 2M, all granted; local tier 1M, all granted");
+    // The command does not wait for long.
+    wait_until("all is granted", || {
+        let said = run(&["set", control.to_str().unwrap(), "--local", "1M"]);
+        String::from_utf8_lossy(&said.stdout).trim() == "test: cache 2M, all granted; local tier 1M, all granted"
+    });
     run_until_both_hit(&mut machine, 100);
     // It is none of the list, whatever that becomes.
     let said = run(&["set", control.to_str().unwrap(), "--server", &servers.remote.address]);

@@ -148,6 +148,13 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
 /// Pages fall from the local tier into the other one, and rise again.
 #[test]
 fn simulated_tiers_hit_as_the_real_ones_did() {
+    // A server that gets no processor for a while is left alone meanwhile, which a simulation knows nothing of.
+    let compared: Vec<_> = (0..5).map(|_| compare_tiers()).take_while(Result::is_err).collect();
+    assert!(compared.len() < 5, "{compared:?}");
+}
+
+/// Returns what differs if that may be because the server was late. Fails the test if it was not.
+fn compare_tiers() -> Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     let [near, far] = ["near", "far"].map(|name| {
         let folder = folder.path().join(name);
@@ -166,6 +173,8 @@ fn simulated_tiers_hit_as_the_real_ones_did() {
     let recorder = Recorder::start(folder.path(), &machine.control(), &[]);
     read_as_a_guest(&mut machine, 12_000);
     let hits = pools(&machine).map(|pool| pool.unwrap().hits);
+    let counters = machine.status().counters;
+    let is_late = ["covered_blocks", "fetch_timeouts", "evictions_dropped"].iter().any(|name| counters[*name] > 0);
     assert!(run(&["trace", "stop", text(&machine.control())]).status.success());
     let (trace, _) = recorder.wait();
     for policy in ["lru", "adaptive"] {
@@ -174,10 +183,15 @@ fn simulated_tiers_hit_as_the_real_ones_did() {
         let simulated = ["local", "remote"].map(|tier| simulated["blocks"][tier].as_u64().unwrap());
         // A page that was late is asked of the disk, and a page for which there was no room on the way is not there.
         let is_close = |(simulated, hits): (&u64, &u64)| simulated.abs_diff(*hits) <= hits / 50;
-        assert!(simulated.iter().zip(&hits).all(is_close), "{policy}: {simulated:?} of {hits:?}");
+        if !simulated.iter().zip(&hits).all(is_close) {
+            let differs = format!("{policy}: {simulated:?} of {hits:?}, {counters:?}");
+            assert!(is_late, "{differs}");
+            return Err(differs);
+        }
     }
     assert!(hits.iter().all(|hits| *hits > 500), "{hits:?}");
     machine.finish();
+    Ok(())
 }
 
 /// Blocks are admitted as they are read: the guest has no agent.
@@ -319,11 +333,7 @@ fn a_recording_ends_with_an_upgrade_and_with_a_process_that_is_killed() {
         if is_killed {
             machine.program.kill();
         } else {
-            let mut child = upgrade::begin(&machine.control(), None);
-            while child.try_wait().unwrap().is_none() {
-                machine.round();
-            }
-            let (done, said) = upgrade::end(child);
+            let (done, said) = upgrade::upgrade_in_time(&mut machine, || None);
             assert!(done, "{said}");
         }
         let (trace, said) = recorder.wait();
@@ -428,11 +438,7 @@ fn a_full_disk_ends_a_trace() {
     let before = parse_trace(&std::fs::read(&file).unwrap()).unwrap().records.len();
     assert!(before > 1000);
     of_process.grow("8M");
-    let mut child = upgrade::begin(&machine.control(), None);
-    while child.try_wait().unwrap().is_none() {
-        machine.round();
-    }
-    let (done, said) = upgrade::end(child);
+    let (done, said) = upgrade::upgrade_in_time(&mut machine, || None);
     assert!(done, "{said}");
     machine.run(10);
     machine.pages_sent = machine.counter("evictions_reported");

@@ -64,7 +64,7 @@ fn upgrade(machine: &mut Machine, program: Option<&Path>) -> (bool, String) {
 }
 
 /// Upgrades as [`upgrade`] does. Tries again if a disk takes seconds for a flush, as one under load may.
-fn upgrade_in_time(machine: &mut Machine, program: impl Fn() -> Option<PathBuf>) -> (bool, String) {
+pub fn upgrade_in_time(machine: &mut Machine, program: impl Fn() -> Option<PathBuf>) -> (bool, String) {
     for _ in 0..5 {
         let (done, said) = upgrade(machine, program().as_deref());
         if done || !said.contains("in flight") {
@@ -176,8 +176,8 @@ fn several_upgrades_under_load() {
     assert_eq!(exe, copy);
     assert!(locked.end() > 10 && reachable.end() > 10);
     machine.run_until_hits(50);
-    let after = descriptors(&machine.program);
-    assert!(after <= before, "{before} descriptors before, {after} after");
+    // A thread may have another one open for a moment.
+    wait_until("no descriptor is left behind", || descriptors(&machine.program) <= before);
     machine.finish();
 }
 

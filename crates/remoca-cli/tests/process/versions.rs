@@ -150,7 +150,8 @@ fn what_is_new_reaches_a_guest_when_it_connects_again() {
     expect_service(&mut guest, 0);
     guest.disconnect();
     let mut guest = vm.guest(Options { queue_count: 4, ..Options::default() });
-    wait_until("it has all", || !offers_more());
+    wait_until("it has all", || !status(&vm.path("control")).disks[0].offers_more);
+    assert!(!offers_more());
     expect_service(&mut guest, 3);
 }
 

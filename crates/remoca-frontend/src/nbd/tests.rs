@@ -675,7 +675,7 @@ fn a_client_at_its_limits_goes_on_when_it_listens() {
     let count = 3 * REQUESTS_MAX as u64;
     let requests: Vec<u8> = (0..count).flat_map(|n| request(Command::Read, 0, n, 0, 1 << 17).encode()).collect();
     client.write_all(&requests).unwrap();
-    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let reader = std::thread::spawn(move || {
         let mut answer = vec![0; 16 + (1 << 17)];
         (0..count).for_each(|_| client.read_exact(&mut answer).unwrap());
@@ -757,7 +757,7 @@ fn a_client_that_does_not_come_to_a_choice_is_sent_away() {
     assert_eq!(server.next_deadline(), None);
     for client in [&mut silent, &mut slow, &mut quick] {
         // To its end: the greeting, the answers of the one that asked, and nothing that waits.
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut said = Vec::new();
         let _ = client.read_to_end(&mut said);
         assert_eq!(said[..8], *b"NBDMAGIC");
@@ -784,7 +784,7 @@ fn clients_of_a_former_program_have_seats() {
     assert!(adopt(&mut server).unwrap_err().to_string().contains("no seat"), "attached, they keep their seats");
     let greeting = |server: &mut NbdServer| {
         let mut client = UnixStream::connect(folder.path().join("nbd")).unwrap();
-        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         // Accepts it, and greets it.
         (0..2).for_each(|_| assert!(server.handle_events(Instant::now()).unwrap().is_empty()));
         client.read(&mut [0; 18]).unwrap()

@@ -18,7 +18,7 @@ use remoca_protocol::{
 use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, Status};
 
 /// Longer than anything here takes. It only ends a test that goes wrong.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// A slot beyond the size of every pool.
 pub const BEYOND: u32 = 1 << 31;
 
@@ -283,10 +283,10 @@ pub fn moved(from: u32, to: u32) -> Frame<'static> {
     Frame::Move { from: SlotIndex(from), to: SlotIndex(to) }
 }
 
-/// Waits until the server's status is as wanted. Fails the test after 30 s.
+/// Waits until the server's status is as wanted. Fails the test after a minute.
 #[track_caller]
 pub fn wait_for(server: &Server, what: &str, wanted: impl Fn(&Status) -> bool) {
-    let polls = 3000;
+    let polls = 6000;
     for _ in 0..polls {
         if wanted(&server.status()) {
             return;

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Long enough for any machine, however busy.
@@ -21,9 +21,15 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts a page of `count` VMs.
+    /// Starts a page of `count` VMs, and waits until it shows them all: one that does not answer within a second is left out.
     pub fn start(count: u32) -> Self {
-        Self::start_with(count, || {}, || {})
+        let site = Self::start_with(count, || {}, || {});
+        let (all, end) = (format!("remoca_vms_answering {count}\n"), Instant::now() + PATIENCE);
+        while !content(&site.get("/metrics", "")).contains(&all) {
+            assert!(Instant::now() < end, "not within {PATIENCE:?}: all VMs answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        site
     }
 
     /// Starts a page of `count` VMs. The thread that asks them calls `before_asking` for each snapshot, and the one that answers requests
