@@ -68,7 +68,8 @@ pub struct Fleet {
 
 /// What is different about some of them.
 type Changes = Arc<Mutex<HashMap<u32, Change>>>;
-type Change = fn(&mut Status);
+/// A change of what a VM says.
+pub type Change = fn(&mut Status);
 
 impl Fleet {
     /// Starts `count` processes with control sockets in `folder`.

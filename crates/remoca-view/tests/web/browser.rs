@@ -26,7 +26,7 @@ fn number(dom: &str) -> u64 {
 fn the_table_in_a_browser_is_the_snapshot() {
     let Some(browser) = Browser::find() else { return };
     let site = Site::start(3);
-    site.fleet.change(1, |status| status.cache.granted_bytes = 256 << 20);
+    site.change(1, |status| status.cache.granted_bytes = 256 << 20);
     // The page may show another snapshot than the one that is read beside it.
     for _ in 0..20 {
         let before: Value = serde_json::from_str(content(&site.get("/api/overview", ""))).unwrap();
@@ -63,7 +63,7 @@ fn expect_table(dom: &str, overview: &Value) {
 fn details_are_shown_in_a_browser_and_odd_names_are_text() {
     let Some(browser) = Browser::find() else { return };
     let site = Site::start(2);
-    site.fleet.change(1, |status| {
+    site.change(1, |status| {
         status.name = "<img src=x onerror=alert(1)>".into();
         status.notice = Some("<script>document.title = 'run'</script>".into());
     });

@@ -1,8 +1,9 @@
 //! A page on a port of loopback and on a Unix socket, and a client that sends whatever it likes.
 
 use remoca_view::address::Address;
-use remoca_view::testing::Fleet;
+use remoca_view::testing::{Change, Fleet};
 use remoca_view::web::{self, Options};
+use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -12,6 +13,14 @@ use tempfile::TempDir;
 
 /// Long enough for any machine, however busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < end, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
 
 /// A running page. It ends with the test program.
 pub struct Site {
@@ -24,12 +33,21 @@ impl Site {
     /// Starts a page of `count` VMs, and waits until it shows them all: one that does not answer within a second is left out.
     pub fn start(count: u32) -> Self {
         let site = Self::start_with(count, || {}, || {});
-        let (all, end) = (format!("remoca_vms_answering {count}\n"), Instant::now() + PATIENCE);
-        while !content(&site.get("/metrics", "")).contains(&all) {
-            assert!(Instant::now() < end, "not within {PATIENCE:?}: all VMs answer");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let all = format!("remoca_vms_answering {count}\n");
+        wait_until("all VMs answer", || content(&site.get("/metrics", "")).contains(&all));
         site
+    }
+
+    /// Changes what VM `number` says from now on, and waits until the page shows it.
+    pub fn change(&self, number: u32, change: Change) {
+        let shown = || -> u64 {
+            let overview: Value = serde_json::from_str(content(&self.get("/api/overview", ""))).unwrap();
+            overview["snapshot"].as_u64().unwrap()
+        };
+        self.fleet.change(number, change);
+        // The VMs may have been asked for the next snapshot already.
+        let next = shown() + 2;
+        wait_until("the page shows another snapshot", || shown() >= next);
     }
 
     /// Starts a page of `count` VMs. The thread that asks them calls `before_asking` for each snapshot, and the one that answers requests
