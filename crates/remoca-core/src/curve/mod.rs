@@ -338,12 +338,15 @@ impl MissRatioCurve {
             self.histogram.beyond += looked_for;
             return;
         };
-        let (present, older) = (self.sample().weight(), self.older.weight());
+        let present = self.sample().weight();
         // The middle of the blocks that the sampled block stands for.
         let rank = rank as f64 - 0.5;
         let (distance, weight) = match newer {
             None => (rank * present, present),
-            Some(newer) => (newer as f64 * present + rank * older, older),
+            Some(newer) => {
+                let older = self.older.weight();
+                (newer as f64 * present + rank * older, older)
+            }
         };
         self.histogram.note(distance, weight);
         // Where evictions of most blocks are not seen, the others that it stands for were looked for and not found.
@@ -351,7 +354,9 @@ impl MissRatioCurve {
     }
 
     fn put(&mut self, priority: u64) {
-        self.queue.forget(priority);
+        if self.queue.len() == SAMPLES_MAX {
+            self.queue.forget(priority);
+        }
         if self.queue.len() == SAMPLES_MAX {
             let threshold = self.queue.thin();
             self.lower(threshold);

@@ -29,15 +29,26 @@ const FAR_BITS: u32 = 4;
 /// Mark of a place for a group that is empty. No group has this number.
 const EMPTY: u64 = u64::MAX;
 
+/// Each byte with its bits in reverse order: processors without an instruction for that take ten.
+const REVERSED: [u8; 256] = {
+    let mut bytes = [0; 256];
+    let mut byte = 0_u8;
+    while byte < u8::MAX {
+        byte += 1;
+        bytes[byte as usize] = byte.reverse_bits();
+    }
+    bytes
+};
+
 /// Function that gives blocks their priority, with one secret key.
 #[derive(Clone)]
 pub(super) struct Priorities {
     /// State of SipHash after the first half of the first round, which depends on the key alone.
     state: [u64; 4],
     /// Groups of 256 blocks, each with the byte that was drawn for its blocks: `group << 8 | byte`.
-    near: Box<[u64]>,
+    near: Box<[u64; 1 << NEAR_BITS]>,
     /// Groups of 65,536 blocks, each with the other bytes that were drawn, at their places in a block's packed name.
-    far: Box<[(u64, u64)]>,
+    far: Box<[(u64, u64); 1 << FAR_BITS]>,
 }
 
 impl Priorities {
@@ -49,7 +60,7 @@ impl Priorities {
             [0x736f_6d65_7073_6575, 0x646f_7261_6e64_6f6d, 0x6c79_6765_6e65_7261, 0x7465_6462_7974_6573];
         state.iter_mut().zip([k0, k1, k0, k1]).for_each(|(word, key)| *word ^= key);
         first_half(&mut state);
-        let (near, far) = (vec![EMPTY; 1 << NEAR_BITS].into(), vec![(EMPTY, 0); 1 << FAR_BITS].into());
+        let (near, far) = (Box::new([EMPTY; 1 << NEAR_BITS]), Box::new([(EMPTY, 0); 1 << FAR_BITS]));
         Self { state, near, far }
     }
 
@@ -70,9 +81,15 @@ impl Priorities {
         let near = self.drawn_near(name >> 8);
         let [top, ..] = (name ^ near).to_le_bytes();
         // Most blocks end here.
-        if u64::from(top.reverse_bits()) > threshold >> (8 * (BYTES - 1)) {
+        if u64::from(REVERSED[usize::from(top)]) > threshold >> (8 * (BYTES - 1)) {
             return None;
         }
+        self.complete_drawn(name, near, threshold)
+    }
+
+    /// Returns the priority of a block whose top byte may be below that of `threshold`, as [`Self::find`] does.
+    #[inline(never)]
+    fn complete_drawn(&mut self, name: u64, near: u64, threshold: u64) -> Option<u64> {
         let drawn = self.drawn_far(name >> 16) | near;
         // The lowest byte of the name is the top one of the priority, and so on.
         let priority = (name ^ drawn).reverse_bits() >> (u64::BITS - 8 * BYTES);

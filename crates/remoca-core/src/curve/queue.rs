@@ -3,6 +3,7 @@
 //! ```text
 //! slots:  | priority | (empty) | priority | ... | next   oldest first; an eviction takes the next slot
 //! live:   bit 1      | 0       | 1        | ...          a block's rank is the number of bits from its slot to the end
+//! groups: live slots of each 512 ...                    so that few bits are counted
 //! table:  hash of a priority -> slot + 1, or 0           linear probing; a removal shifts back what follows
 //! ```
 //! Slots before `boundary` are of an *older sample*, whose blocks stand for another number of blocks ([`Queue::begin_sample`]).
@@ -15,6 +16,8 @@
 pub const SAMPLES_MAX: usize = 4096;
 /// Number of slots. More than samples, so that they are moved together only every so many evictions.
 const SLOTS: usize = SAMPLES_MAX + SAMPLES_MAX / 4;
+/// Number of slots of a group whose live ones are counted.
+const GROUP: usize = 8 * WORD;
 const TABLE_BITS: u32 = (2 * SAMPLES_MAX).ilog2();
 const TABLE_MASK: usize = (1 << TABLE_BITS) - 1;
 const WORD: usize = u64::BITS as usize;
@@ -23,7 +26,8 @@ const WORD: usize = u64::BITS as usize;
 pub(super) struct Queue {
     slots: Box<[u64]>,
     live: Box<[u64]>,
-    table: Box<[u16]>,
+    groups: [u16; SLOTS / GROUP],
+    table: Box<[u16; 1 << TABLE_BITS]>,
     next: usize,
     len: usize,
     boundary: usize,
@@ -45,7 +49,8 @@ impl Queue {
         Self {
             slots: vec![0; SLOTS].into(),
             live: vec![0; SLOTS / WORD].into(),
-            table: vec![0; 1 << TABLE_BITS].into(),
+            groups: [0; SLOTS / GROUP],
+            table: Box::new([0; 1 << TABLE_BITS]),
             next: 0,
             len: 0,
             boundary: 0,
@@ -111,18 +116,25 @@ impl Queue {
         }
     }
 
-    /// Makes a block that is not in the queue its newest.
+    /// Makes a block the newest of the queue.
     ///
     /// # Panics
-    /// If the queue is full.
+    /// If the block is not in the queue, and the queue is full.
     pub(super) fn put(&mut self, priority: u64) {
-        assert!(self.len < SAMPLES_MAX);
         if self.next == SLOTS {
             self.retain(|_| true);
         }
-        let Err(place) = self.find(priority) else { return };
+        let place = match self.find(priority) {
+            Err(place) => place,
+            Ok(place) => {
+                self.remove(place, usize::from(self.table[place]) - 1);
+                self.find(priority).unwrap_or_else(|place| place)
+            }
+        };
+        assert!(self.len < SAMPLES_MAX);
         self.slots[self.next] = priority;
         self.live[self.next / WORD] |= 1 << (self.next % WORD);
+        self.groups[self.next / GROUP] += 1;
         self.next += 1;
         self.len += 1;
         self.table[place] = entry(self.next);
@@ -156,6 +168,7 @@ impl Queue {
         let (end, boundary) = (self.next, self.boundary);
         (self.next, self.len, self.boundary, self.older) = (0, 0, 0, 0);
         self.table.fill(0);
+        self.groups.fill(0);
         for slot in 0..end {
             if slot == boundary {
                 (self.boundary, self.older) = (self.next, self.len);
@@ -175,6 +188,7 @@ impl Queue {
 
     fn remove(&mut self, place: usize, slot: usize) {
         self.live[slot / WORD] &= !(1 << (slot % WORD));
+        self.groups[slot / GROUP] -= 1;
         self.len -= 1;
         self.older -= usize::from(slot < self.boundary);
         let mut hole = place;
@@ -209,10 +223,12 @@ impl Queue {
 
     /// Returns the number of live slots from `slot` on.
     fn live_from(&self, slot: usize) -> usize {
-        let (first, last) = (slot / WORD, self.next.div_ceil(WORD));
-        let head = (self.live[first] >> (slot % WORD)).count_ones();
-        let rest: u32 = self.live[first + 1..last].iter().map(|word| word.count_ones()).sum();
-        (head + rest) as usize
+        let (word, group) = (slot / WORD, slot / GROUP);
+        let first = (self.live[word] >> (slot % WORD)).count_ones();
+        let end = (group + 1) * (GROUP / WORD);
+        let near: u32 = self.live[word + 1..end].iter().map(|word| word.count_ones()).sum();
+        let far: u32 = self.groups[group + 1..].iter().map(|live| u32::from(*live)).sum();
+        (first + near + far) as usize
     }
 }
 

@@ -193,6 +193,35 @@ fn ranks_count_from_the_newest() {
     assert_eq!(queue.iter().next(), Some(2));
 }
 
+/// Through all groups of slots, and over the ends of the slots.
+#[test]
+fn a_queue_agrees_with_a_list() {
+    let (mut queue, mut list, mut random) = (Queue::new(), Vec::new(), Random(11));
+    let mut known: Vec<u64> = Vec::new();
+    for step in 0..30_000 {
+        let is_old = !known.is_empty() && random.below(3) > 0;
+        let priority = if is_old {
+            known[usize::try_from(random.below(known.len() as u64)).unwrap()]
+        } else {
+            random.below(1 << 56)
+        };
+        let at = list.iter().position(|queued| *queued == priority);
+        if is_old && random.below(2) == 0 {
+            let rank = at.map(|at| list.len() - at);
+            assert_eq!(queue.take(priority).map(|place| place.rank), rank, "step {step}");
+            list.retain(|queued| *queued != priority);
+        } else if at.is_some() || list.len() < 3000 {
+            list.retain(|queued| *queued != priority);
+            queue.put(priority);
+            list.push(priority);
+            known.push(priority);
+        }
+        assert_eq!(queue.len(), list.len());
+    }
+    assert!(list.len() > 1000, "{}", list.len());
+    assert!(queue.iter().eq(list));
+}
+
 #[test]
 fn a_loop_is_a_cliff_at_its_length_also_when_it_is_sampled() {
     let (length, passes) = (100_000, 5);

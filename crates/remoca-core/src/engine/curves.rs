@@ -11,6 +11,8 @@ use std::ops::Range;
 
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
+/// Number of reads after which is looked at what changes only now and then: what is seen of evictions, and the ends of windows.
+const READS_BETWEEN_LOOKS: u32 = 64;
 
 /// A curve, and how good its forecasts were.
 #[derive(Clone)]
@@ -53,6 +55,8 @@ pub(super) struct Curves {
     pub(super) contents: Option<Contents>,
     /// Upper bound on the rate of new curves.
     rate_max: f64,
+    /// Reads until the next look at what changes only now and then.
+    reads_until_look: u32,
 }
 
 impl Curves {
@@ -60,7 +64,29 @@ impl Curves {
     pub(super) fn new(prints: &Fingerprinter, cache: PageCount) -> Self {
         let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
-        Self { is_on: true, key, reach, vm: Watched::new(&key, reach), only, disks, contents, rate_max: 1. }
+        let vm = Watched::new(&key, reach);
+        Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., reads_until_look: 0 }
+    }
+
+    /// Counts a read. Returns whether it is time to look at what changes only now and then.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        let is_due = self.reads_until_look == 0;
+        self.reads_until_look = if is_due { READS_BETWEEN_LOOKS } else { self.reads_until_look } - 1;
+        is_due
+    }
+
+    /// Has the next read look at what changes only now and then.
+    pub(super) fn look_soon(&mut self) {
+        self.reads_until_look = 0;
+    }
+
+    /// Ends the windows that are long enough.
+    #[inline(never)]
+    pub(super) fn advance(&mut self, now: Nanos) {
+        for Watched { curve, windows } in self.all() {
+            windows.advance(now, curve);
+        }
     }
 
     /// Follows a change of the cache's size, in all tiers.
@@ -127,10 +153,12 @@ impl Curves {
         }
     }
 
+    #[inline(never)]
     fn begin_another_disk(&mut self, disk: DiskIndex) {
         if self.disks.contains_key(&disk) {
             return;
         }
+        self.look_soon();
         if self.only.is_none() && self.disks.is_empty() {
             self.only = Some(disk);
             return;

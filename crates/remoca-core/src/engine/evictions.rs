@@ -67,6 +67,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub fn handle_agent(&mut self, classes: u32) {
         self.agent_classes = if classes == CLASSES { CLASSES } else { 1 };
         self.admit.see_class_of(self.agent_classes);
+        self.curves.look_soon();
         self.follow_classes();
     }
 

@@ -75,12 +75,16 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Notes that the guest reads whole blocks, whose sources were just looked up.
+    #[inline]
     pub(super) fn note_blocks_read(&mut self, now: Nanos, disk: DiskIndex, blocks: Range<u64>) {
         if !self.curves.is_on {
             return;
         }
         self.curves.begin_disk(disk);
-        self.follow_evictions();
+        let is_due = self.curves.is_due();
+        if is_due {
+            self.follow_evictions();
+        }
         let are_evicted = self.admit.admission() == Admission::Reads;
         let Self { curves, sources, disks, .. } = self;
         for (bno, source) in blocks.zip(&*sources) {
@@ -94,9 +98,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 curves.each_of(disk, |watched| watched.curve.read(block));
             }
         }
-        curves.each_of(disk, |watched| {
-            watched.windows.advance(now, &mut watched.curve);
-        });
+        if is_due {
+            curves.advance(now);
+        }
     }
 
     /// Notes that the guest evicted a page of this block; `None` if no block is known to have its content.
@@ -160,6 +164,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Follows a change of what is seen of evictions.
+    #[inline(never)]
     fn follow_evictions(&mut self) {
         let has_agent = self.admit.admission() == Admission::Evictions;
         let classes = self.classes_seen();
