@@ -55,6 +55,8 @@ pub(super) struct KnownGuest {
     spared_until: Option<Duration>,
     /// When its balloon was told last what it is to leave to it at least, with memory from the reserve or without.
     pub(super) told_at: Option<Duration>,
+    /// When its own cache was last to give back what it has of it.
+    returned_at: Option<Duration>,
     /// When it got memory from the reserve last, and how much since the reserve was full.
     relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
@@ -85,6 +87,7 @@ impl KnownGuest {
             changed: None,
             spared_until: recorded.and_then(|sizes| until(sizes.spared_until_s)),
             told_at: None,
+            returned_at: None,
             relieved_at: None,
             relieved_bytes: 0,
             promised_bytes: 0,
@@ -207,6 +210,25 @@ impl KnownGuest {
     /// Returns whether it was helped within the last `window` because it was short of memory.
     pub(super) fn was_relieved(&self, now: Duration, window: Duration) -> bool {
         !self.is_for_minimum && self.relieved_at.is_some_and(|then| now.saturating_sub(then) < window)
+    }
+
+    /// Notes that its own cache is now to give back what it has of it.
+    pub(super) fn note_return(&mut self, now: Duration) {
+        self.returned_at = Some(now);
+    }
+
+    /// Returns whether its own cache keeps what it has of it for now: one that was told within half a window may have enough. One that leaves
+    /// does not wait for that.
+    pub(super) fn waits_for_own(&self, now: Duration, window: Duration) -> bool {
+        let began = if self.leaves() { self.returned_at } else { self.told_at };
+        began.is_some_and(|then| now.saturating_sub(then) < window / 2)
+    }
+
+    /// Returns whether it gets nothing for its minimum, or as one that leaves, until `window` is over. What came from its own cache is beside
+    /// that if it leaves.
+    pub(super) fn waits_for_reserve(&self, now: Duration, window: Duration) -> bool {
+        let began = if self.leaves() { self.relieved_at } else { self.told_at };
+        began.is_some_and(|then| now.saturating_sub(then) < window)
     }
 
     /// Returns whether its balloon was told within the last `window`.

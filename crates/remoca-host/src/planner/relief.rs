@@ -9,7 +9,7 @@
 //! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 //! 7. A guest that is still short half a window after it was helped, or that gets nothing from the reserve, gets all that its own cache has
 //!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window. So it is with one
-//!    that migrates, at once; what is missing then comes as with 5.
+//!    that migrates, at once, whether it was helped before or not, and nothing more is taken from it; what is missing then comes as with 5.
 //! 8. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
 //!    all guests together get no more than the reserve until it answers.
 
@@ -42,15 +42,20 @@ impl Planner {
                 continue;
             }
             let is_owed = self.is_owed(at.now, &name);
+            let moves = self.intent.iter().flat_map(|intent| &intent.moves);
+            let takes = moves.filter(|change| change.vm == name && change.side == Side::Guest && change.takes());
+            let (lends, is_taken_from) = (takes.clone().count() > 0, takes.clone().any(Move::is_open));
             let Some(why) = self.guests.get(&name).and_then(KnownGuest::pressure) else {
-                if is_owed && self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none()) {
+                let is_free = self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none());
+                if is_free && is_taken_from && self.guests.get(&name).is_some_and(KnownGuest::leaves) {
+                    // It would go with a balloon that is still at work.
+                    self.drop_exchange(at, &name, "its guest is migrating");
+                    self.promise(at, &name, "its guest is migrating, and was to lend".into(), 0);
+                } else if is_free && is_owed {
                     self.promise(at, &name, "its balloon may not have heard what it is to leave to it".into(), 0);
                 }
                 continue;
             };
-            let moves = self.intent.iter().flat_map(|intent| &intent.moves);
-            let takes = moves.filter(|change| change.vm == name && change.side == Side::Guest && change.takes());
-            let (lends, is_taken_from) = (takes.clone().count() > 0, takes.clone().any(Move::is_open));
             let most = self.claim(at.now, &name, terms.reserve_bytes);
             if is_taken_from || most > 0 || is_owed {
                 // What is on its way back to it goes on.
@@ -83,7 +88,7 @@ impl Planner {
                 None => continue,
             };
             let Some(memory) = &guest.memory else { continue };
-            if kept == has || guest.was_told(at.now, self.settings.window / 2) {
+            if kept == has || guest.waits_for_own(at.now, self.settings.window) {
                 continue;
             }
             self.log.note(at.unix_s, format!("{name}: {why}"));
@@ -91,7 +96,10 @@ impl Planner {
             moves.push(exchange(&name, Side::Guest, memory.actual_bytes, guest.has() + (has - kept), &why));
             // Nor is this tried at each look.
             let spared = LEFT_WINDOWS * self.settings.window;
-            self.guests.get_mut(&name).into_iter().for_each(|guest| guest.note_relief(at, spared, false));
+            if let Some(guest) = self.guests.get_mut(&name) {
+                guest.note_relief(at, spared, false);
+                guest.note_return(at.now);
+            }
         }
         if !moves.is_empty() {
             self.stepped_at = at.now;
@@ -106,8 +114,8 @@ impl Planner {
             let moves = self.intent.iter().flat_map(|intent| &intent.moves).chain(&self.reliefs);
             let is_moving = moves.clone().any(|change| change.vm == name && change.is_open());
             let Some(guest) = self.guests.get(&name).filter(|_| !is_moving) else { continue };
-            let is_told = guest.was_told(at.now, self.settings.window);
-            if is_told || guest.pressure().is_some() || guest.bond(at.now).is_some() {
+            let waits = guest.waits_for_reserve(at.now, self.settings.window);
+            if waits || guest.pressure().is_some() || guest.bond(at.now).is_some() {
                 continue;
             }
             let spare = self.reserve_left(at.now, self.counted(at.now)).saturating_sub(reserve_bytes / 2);

@@ -80,6 +80,55 @@ fn a_guest_that_migrates_gets_back_what_its_own_cache_has_of_it_at_once() {
     assert_eq!((sizes(&world)[1].0, told(&world, steps).len()), (HOME, 1), "it lends again: {:?}", world.steps);
 }
 
+/// One that is short of memory would wait half a window, to see whether help was enough.
+#[test]
+fn a_guest_that_migrates_and_is_helped_does_not_wait_for_what_its_own_cache_has() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    leave(&mut world, "vm1");
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    let (steps, began) = (world.steps.len(), world.at.now);
+    world.run(1, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let done = &world.steps[steps..];
+    let of = |at: usize| (&*done[at].1.vm, done[at].1.side, done[at].1.bytes / UNIT);
+    let expected = [("vm1", Side::Guest, HOME - 38), ("vm1", Side::Tier, 30), ("vm1", Side::Guest, HOME)];
+    assert!(done.len() >= 3 && [of(0), of(1), of(2)] == expected, "{done:?}");
+    assert!(done[2].0 - began <= Duration::from_secs(5), "{done:?}");
+}
+
+#[test]
+fn a_guest_that_migrates_does_not_wait_for_the_reserve_because_its_own_cache_gave() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    world.process("vm1").limits.minimum_bytes = 60 * UNIT;
+    world.run(1, |_| {});
+    leave(&mut world, "vm1");
+    let (steps, began) = (world.steps.len(), world.at.now);
+    world.run(1, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let told = told(&world, steps);
+    let sizes: Vec<_> = told.iter().map(|(_, bytes)| bytes / UNIT).collect();
+    assert_eq!(sizes, [HOME - 40, HOME - 30], "{:?}", &world.steps[steps..]);
+    assert!(told[1].0 - began <= Duration::from_secs(5), "{told:?}");
+}
+
+#[test]
+fn nothing_more_is_taken_from_a_guest_that_begins_to_migrate() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_a_step(&mut world);
+    let moves = world.planner.record().intent.unwrap().moves;
+    let step = moves.iter().find(|change| change.vm == "vm1" && change.side == Side::Guest).unwrap();
+    leave(&mut world, "vm1");
+    let (steps, began) = (world.steps.len(), world.at.now);
+    world.run(6, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let told = told(&world, steps);
+    assert!(told[0].1 == step.from_bytes && told[0].0 - began <= Duration::from_secs(2), "{step:?} {told:?}");
+    assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", &world.steps[steps..]);
+}
+
 #[test]
 fn a_guest_that_migrates_gets_back_what_others_have_of_it_as_the_reserve_allows() {
     let mut world = two(190, [Manner::Honest; 2]);
