@@ -89,7 +89,7 @@ impl Driven {
     }
 
     /// Returns the curve's miss ratios.
-    pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
+    pub fn miss_ratios(&mut self, sizes: &[u64]) -> Vec<f64> {
         let sizes: Vec<_> = sizes.iter().map(|size| PageCount(u32::try_from(*size).unwrap_or(u32::MAX))).collect();
         let report = self.engine.curve(self.now, None, &sizes);
         report.map(|report| report.miss_ratios.into_iter().map(|(ratio, _)| ratio).collect()).unwrap_or_default()

@@ -52,6 +52,68 @@ pub const ONE_OF_MAX: u32 = 1024;
 /// Number of blocks of a range from which on it is quicker to look at every sampled block.
 const WIDE_RANGE: u64 = 32_768;
 
+/// What happened to a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// The guest has read it.
+    Read,
+    /// The guest has read it, and counts as evicting it at once.
+    ReadAndEvicted,
+    /// The guest has evicted it.
+    Evicted,
+    /// It was overwritten or discarded.
+    Discarded,
+}
+
+/// What happened to which block, in eight bytes: the block's name below the number of what happened.
+#[derive(Clone, Copy, Debug)]
+pub struct Event(u64);
+
+const WHAT_BIT: u32 = 62;
+
+impl Event {
+    #[inline]
+    #[must_use]
+    pub fn new(what: What, block: BlockId) -> Self {
+        let number = match what {
+            What::Read => 0,
+            What::ReadAndEvicted => 1,
+            What::Evicted => 2,
+            What::Discarded => 3,
+        };
+        Self(priority::name(block) | number << WHAT_BIT)
+    }
+
+    /// Returns the disk of the block.
+    #[inline]
+    #[must_use]
+    pub fn disk(self) -> DiskIndex {
+        priority::disk_of(self.0)
+    }
+
+    /// Returns whether the guest has read the block.
+    #[inline]
+    #[must_use]
+    pub fn is_read(self) -> bool {
+        self.0 >> WHAT_BIT < 2
+    }
+
+    #[inline]
+    fn what(self) -> What {
+        match self.0 >> WHAT_BIT {
+            0 => What::Read,
+            1 => What::ReadAndEvicted,
+            2 => What::Evicted,
+            _ => What::Discarded,
+        }
+    }
+
+    #[inline]
+    fn name(self) -> u64 {
+        self.0 & (priority::ALL - 1)
+    }
+}
+
 /// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
 #[derive(Clone)]
 pub struct MissRatioCurve {
@@ -127,22 +189,42 @@ impl MissRatioCurve {
     /// Counts a read of `block` and takes it out of the queue.
     #[inline]
     pub fn read(&mut self, block: BlockId) {
-        self.histogram.reads += 1.;
-        if self.queue.is_empty() && self.threshold == priority::ALL {
-            // Every block is sampled, and none is there.
-            self.histogram.beyond += 1.;
-        } else if let Some(priority) = self.priorities.find(block, self.limit()) {
-            self.note_read(priority);
-        }
+        self.take(&[Event::new(What::Read, block)]);
     }
 
     /// Counts a read of `block`, which the guest evicts at once.
     #[inline]
     pub fn read_and_evicted(&mut self, block: BlockId) {
-        self.histogram.reads += 1.;
-        if let Some(priority) = self.priorities.find(block, self.limit()) {
-            self.note_read(priority);
-            if priority < self.threshold {
+        self.take(&[Event::new(What::ReadAndEvicted, block)]);
+    }
+
+    /// Takes events, oldest first.
+    #[inline]
+    pub fn take(&mut self, events: &[Event]) {
+        let reads = events.iter().filter(|event| event.is_read()).count() as f64;
+        self.histogram.reads += reads;
+        let mut limit = self.limit();
+        if limit == priority::ALL && self.queue.is_empty() && events.iter().all(|event| event.what() == What::Read) {
+            // Every block is sampled, and none is there.
+            self.histogram.beyond += reads;
+            return;
+        }
+        for event in events {
+            if let Some(priority) = self.priorities.find(event.name(), limit) {
+                self.take_sampled(event.what(), priority);
+                limit = self.limit();
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn take_sampled(&mut self, what: What, priority: u64) {
+        match what {
+            What::Read => self.note_read(priority),
+            What::Discarded => self.queue.forget(priority),
+            What::Evicted => self.put(priority),
+            What::ReadAndEvicted => {
+                self.note_read(priority);
                 self.put(priority);
             }
         }
@@ -157,17 +239,13 @@ impl MissRatioCurve {
     /// Makes `block` the newest of the queue: the guest has evicted it.
     #[inline]
     pub fn evicted(&mut self, block: BlockId) {
-        if let Some(priority) = self.priorities.find(block, self.threshold) {
-            self.put(priority);
-        }
+        self.take(&[Event::new(What::Evicted, block)]);
     }
 
     /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
     #[inline]
     pub fn discarded(&mut self, block: BlockId) {
-        if let Some(priority) = self.priorities.find(block, self.limit()) {
-            self.queue.forget(priority);
-        }
+        self.take(&[Event::new(What::Discarded, block)]);
     }
 
     /// Takes these blocks of a disk out of the queue. A wide range takes as long as 32,768 blocks.
@@ -353,7 +431,11 @@ impl MissRatioCurve {
         self.histogram.beyond += looked_for - weight;
     }
 
+    /// Makes a block the newest of the queue, if it is in the present sample.
     fn put(&mut self, priority: u64) {
+        if priority >= self.threshold {
+            return;
+        }
         if self.queue.len() == SAMPLES_MAX {
             self.queue.forget(priority);
         }

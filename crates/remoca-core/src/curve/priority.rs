@@ -74,10 +74,9 @@ impl Priorities {
         size_of_val(&*self.near) + size_of_val(&*self.far)
     }
 
-    /// Returns the priority of `block`, or `None` if it is not below `threshold`, as [`Self::below`] does. Keeps what was drawn.
+    /// Returns the priority of the block of this name, or `None` if it is not below `threshold`, as [`Self::below`] does. Keeps what was drawn.
     #[inline]
-    pub(super) fn find(&mut self, block: BlockId, threshold: u64) -> Option<u64> {
-        let name = name(block);
+    pub(super) fn find(&mut self, name: u64, threshold: u64) -> Option<u64> {
         let near = self.drawn_near(name >> 8);
         let [top, ..] = (name ^ near).to_le_bytes();
         // Most blocks end here.
@@ -143,8 +142,7 @@ impl Priorities {
             let [low, ..] = drawn.to_le_bytes();
             above << 8 | u64::from(byte.reverse_bits() ^ low)
         });
-        let [.., high, low] = (name >> BNO_BITS & 0xfff).to_be_bytes();
-        BlockId { disk: DiskIndex(u16::from_be_bytes([high, low])), bno: BlockNumber(name & BNO_MASK) }
+        BlockId { disk: disk_of(name), bno: BlockNumber(name & BNO_MASK) }
     }
 
     /// Returns the priority whose top byte is `top`.
@@ -186,10 +184,17 @@ fn place(group: u64, bits: u32) -> usize {
     place
 }
 
-/// Returns the number of a block among those of all disks.
+/// Returns the number of a block among those of all disks, which has 52 bits.
 #[inline]
-fn name(block: BlockId) -> u64 {
+pub(super) fn name(block: BlockId) -> u64 {
     (u64::from(block.disk.0) << BNO_BITS | block.bno.0 & BNO_MASK) & (ALL - 1)
+}
+
+/// Returns the disk of the block of this name.
+#[inline]
+pub(super) fn disk_of(name: u64) -> DiskIndex {
+    let [.., high, low] = (name >> BNO_BITS & 0xfff).to_be_bytes();
+    DiskIndex(u16::from_be_bytes([high, low]))
 }
 
 /// Mixes the words of SipHash's state that do not depend on the message at first.

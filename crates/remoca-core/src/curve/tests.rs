@@ -452,7 +452,7 @@ proptest! {
         for (disk, first) in blocks {
             for bno in [first, first ^ 1, first ^ 0x100] {
                 let block = BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) };
-                prop_assert_eq!(kept.find(block, 1 << bits), kept.below(block, 1 << bits));
+                prop_assert_eq!(kept.find(priority::name(block), 1 << bits), kept.below(block, 1 << bits));
             }
         }
     }

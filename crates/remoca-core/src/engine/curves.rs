@@ -3,16 +3,16 @@
 //! The VM has a curve. As soon as a second disk is read, each disk has one of its own, up to [`DISK_CURVES_MAX`]. Decision 0038.
 
 use super::contents::Contents;
-use crate::curve::{Forecasts, MissRatioCurve, REACH_MAX, REACH_MIN, Unreadable, Windows};
+use crate::curve::{Event, Forecasts, MissRatioCurve, REACH_MAX, REACH_MIN, Unreadable, What, Windows};
 use crate::fingerprint::Fingerprinter;
-use crate::units::{BlockId, DiskIndex, Nanos, PAGE_SIZE, PageCount};
+use crate::units::{BlockId, BlockNumber, DiskIndex, Nanos, PAGE_SIZE, PageCount};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
-/// Number of reads after which is looked at what changes only now and then: what is seen of evictions, and the ends of windows.
-const READS_BETWEEN_LOOKS: u32 = 64;
+/// Number of events that the curves take together. One by one, each would cost twice as much.
+const WAITING_MAX: usize = 64;
 
 /// A curve, and how good its forecasts were.
 #[derive(Clone)]
@@ -55,8 +55,11 @@ pub(super) struct Curves {
     pub(super) contents: Option<Contents>,
     /// Upper bound on the rate of new curves.
     rate_max: f64,
-    /// Reads until the next look at what changes only now and then.
-    reads_until_look: u32,
+    /// Events that the curves have not taken yet, oldest first: the first `count`.
+    waiting: [Event; WAITING_MAX],
+    count: usize,
+    /// Time of the newest read.
+    pub(super) read_at: Nanos,
 }
 
 impl Curves {
@@ -64,33 +67,44 @@ impl Curves {
     pub(super) fn new(prints: &Fingerprinter, cache: PageCount) -> Self {
         let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
-        let vm = Watched::new(&key, reach);
-        Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., reads_until_look: 0 }
+        let (vm, nowhere) = (Watched::new(&key, reach), BlockId { disk: DiskIndex(0), bno: BlockNumber(0) });
+        let (waiting, count, read_at) = ([Event::new(What::Discarded, nowhere); WAITING_MAX], 0, Nanos(0));
+        Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., waiting, count, read_at }
     }
 
-    /// Counts a read. Returns whether it is time to look at what changes only now and then.
+    /// Notes an event. If this returns true, [`Self::settle`] must be called before another one.
     #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
-        let is_due = self.reads_until_look == 0;
-        self.reads_until_look = if is_due { READS_BETWEEN_LOOKS } else { self.reads_until_look } - 1;
-        is_due
+    #[must_use]
+    pub(super) fn note(&mut self, event: Event) -> bool {
+        self.waiting[self.count % WAITING_MAX] = event;
+        self.count += 1;
+        self.count == WAITING_MAX
     }
 
-    /// Has the next read look at what changes only now and then.
-    pub(super) fn look_soon(&mut self) {
-        self.reads_until_look = 0;
+    /// Has the curves take the events that wait. Returns whether there were any.
+    pub(super) fn settle(&mut self) -> bool {
+        let (waiting, count) = (self.waiting, std::mem::take(&mut self.count));
+        for events in waiting[..count].chunk_by(|a, b| a.disk() == b.disk()) {
+            let Some(disk) = events.first().map(|event| event.disk()) else { continue };
+            if events.iter().any(|event| event.is_read()) {
+                self.begin_disk(disk);
+            }
+            self.each_of(disk, |watched| watched.curve.take(events));
+        }
+        count > 0
     }
 
     /// Ends the windows that are long enough.
-    #[inline(never)]
-    pub(super) fn advance(&mut self, now: Nanos) {
+    pub(super) fn advance(&mut self) {
+        let read_at = self.read_at;
         for Watched { curve, windows } in self.all() {
-            windows.advance(now, curve);
+            windows.advance(read_at, curve);
         }
     }
 
     /// Follows a change of the cache's size, in all tiers.
     pub(super) fn resize(&mut self, cache: PageCount) {
+        self.settle();
         let reach = self.reach.max(reach_for(cache));
         self.reach = reach;
         self.all().for_each(|watched| watched.curve.grow_reach(reach));
@@ -113,15 +127,15 @@ impl Curves {
         }
     }
 
-    /// Takes overwritten blocks out of the queues.
+    /// Takes many overwritten blocks out of the queues.
     pub(super) fn overwritten(&mut self, disk: DiskIndex, blocks: Range<u64>) {
-        if self.is_on {
-            self.each_of(disk, |watched| watched.curve.discarded_range(disk, blocks.clone()));
-        }
+        self.settle();
+        self.each_of(disk, |watched| watched.curve.discarded_range(disk, blocks.clone()));
     }
 
     /// Forgets a disk that was removed.
     pub(super) fn forget(&mut self, disk: DiskIndex) {
+        self.settle();
         self.disks.remove(&disk);
         self.vm.curve.discarded_range(disk, 0..u64::MAX);
     }
@@ -141,24 +155,17 @@ impl Curves {
         std::iter::once(&mut self.vm).chain(self.disks.values_mut())
     }
 
-    pub(super) fn evicted(&mut self, block: BlockId) {
-        self.each_of(block.disk, |watched| watched.curve.evicted(block));
-    }
-
     /// Gives the disks curves of their own once there are two.
-    #[inline]
     pub(super) fn begin_disk(&mut self, disk: DiskIndex) {
         if self.only != Some(disk) {
             self.begin_another_disk(disk);
         }
     }
 
-    #[inline(never)]
     fn begin_another_disk(&mut self, disk: DiskIndex) {
         if self.disks.contains_key(&disk) {
             return;
         }
-        self.look_soon();
         if self.only.is_none() && self.disks.is_empty() {
             self.only = Some(disk);
             return;

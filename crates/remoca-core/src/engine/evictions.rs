@@ -65,9 +65,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Notes which advice by classes the agent says that it follows: the pages that it sends from now on are those of one class of `classes`. Any
     /// other number than [`Self::class_advice`] gives is none.
     pub fn handle_agent(&mut self, classes: u32) {
-        self.agent_classes = if classes == CLASSES { CLASSES } else { 1 };
+        let classes = if classes == CLASSES { CLASSES } else { 1 };
+        if std::mem::replace(&mut self.agent_classes, classes) != classes {
+            self.follow_change();
+        }
         self.admit.see_class_of(self.agent_classes);
-        self.curves.look_soon();
         self.follow_classes();
     }
 

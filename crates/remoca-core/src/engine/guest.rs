@@ -63,7 +63,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     fn begin_modification(&mut self, id: RequestId, disk: DiskIndex, range: ByteRange, op: GuestOp) {
         self.disks.begin_modification(disk, id, range, op, &mut self.index);
         self.streams.begin_modification(disk);
-        self.curves.overwritten(disk, range.touched_blocks());
+        self.note_overwritten(disk, range.touched_blocks());
         if self.rules.hold(Rule::Invalidation) {
             let partial_too = self.rules.hold(Rule::PartialWrite);
             let blocks = if partial_too { range.touched_blocks() } else { range.covered_blocks() };

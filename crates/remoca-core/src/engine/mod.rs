@@ -275,7 +275,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             fetches: config.fetch_limit,
             slots_per_turn: config.slots_per_turn.max(1),
         };
-        Self {
+        let mut engine = Self {
             rules: config.rules,
             curves: Curves::new(&prints, config.all_tiers()),
             last_evicted: None,
@@ -294,7 +294,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             policy: Policy::new(),
             actions: VecDeque::new(),
             stats: EngineStats::default(),
-        }
+        };
+        engine.follow_change();
+        engine
     }
 
     /// Returns whether REQUESTs are outstanding, including those of reads that the disk answered first.

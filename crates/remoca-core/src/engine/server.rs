@@ -77,6 +77,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.placement.look_soon();
         self.pools.local.ask(now, &mut self.actions);
         self.pools.share(now, &mut self.index, &mut self.actions);
+        self.follow_change();
     }
 
     /// Frees the room in the send window of pages that have left for the network on the session with `server`.

@@ -10,6 +10,9 @@
 //! | ... to a swap area | an eviction of the blocks that were written whole |
 //! | no evictions are seen ([`Admission::Reads`]) | each block read is evicted at once, except those of swap areas |
 //!
+//! Events wait until there are 64, or somebody asks: the curves take them together, oldest first, for half the cost. Then they follow what is seen
+//! of evictions, which changes only now and then.
+//!
 //! Without a cache (ghost mode) nothing is known of blocks. Then the contents of sampled blocks are noted (`contents.rs`), and the agent is
 //! advised to send one page of [`GHOST_ONE_OF`]. Decision 0038.
 
@@ -18,13 +21,15 @@ use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
 use super::disks::page_of;
 use super::fetches::Source;
 use super::{Admission, DiskEngine};
-use crate::curve::{Unreadable, Windows};
+use crate::curve::{Event, Unreadable, What, Windows};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
 use std::ops::{DerefMut, Range};
 
 /// Number of pages for each one that the agent is advised to send while there is no cache.
 const GHOST_ONE_OF: u32 = 8;
+/// Maximum number of overwritten blocks that are noted one by one.
+const OVERWRITTEN_MAX: u64 = 16;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets whether curves are kept, as they are by default.
@@ -34,7 +39,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns what the curve of a disk says at `sizes`, which must not decrease, or that of the VM. Returns `None` if nothing was read,
     /// or the disk has no curve of its own.
-    pub fn curve(&self, now: Nanos, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
+    pub fn curve(&mut self, now: Nanos, disk: Option<DiskIndex>, sizes: &[PageCount]) -> Option<CurveReport> {
+        self.settle_curves();
         self.curves.report(now, disk, sizes)
     }
 
@@ -44,7 +50,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Returns the curves as bytes, each with its disk; `None` is that of the VM.
-    pub fn curves_to_bytes(&self) -> Vec<(Option<DiskIndex>, Vec<u8>)> {
+    pub fn curves_to_bytes(&mut self) -> Vec<(Option<DiskIndex>, Vec<u8>)> {
+        self.settle_curves();
         let Curves { vm, only, disks, .. } = &self.curves;
         if vm.curve.reads() <= 0. {
             return Vec::new();
@@ -61,6 +68,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// If the bytes are no curve of a process with the same key. The present curve stays then.
     pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
         let curves = &mut self.curves;
+        curves.settle();
         let Some(disk) = disk else {
             curves.vm.curve = curves.read(bytes)?;
             return Ok(());
@@ -80,26 +88,45 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !self.curves.is_on {
             return;
         }
-        self.curves.begin_disk(disk);
-        let is_due = self.curves.is_due();
-        if is_due {
-            self.follow_evictions();
-        }
+        self.curves.read_at = now;
         let are_evicted = self.admit.admission() == Admission::Reads;
-        let Self { curves, sources, disks, .. } = self;
-        for (bno, source) in blocks.zip(&*sources) {
-            if matches!(source, Source::Zero) {
+        for (at, bno) in blocks.enumerate() {
+            if matches!(self.sources.get(at), Some(Source::Zero)) {
                 continue;
             }
             let block = BlockId { disk, bno: BlockNumber(bno) };
-            if are_evicted && !disks.is_swap(block) {
-                curves.each_of(disk, |watched| watched.curve.read_and_evicted(block));
-            } else {
-                curves.each_of(disk, |watched| watched.curve.read(block));
-            }
+            let is_evicted = are_evicted && !self.disks.is_swap(block);
+            self.tell_curves(if is_evicted { What::ReadAndEvicted } else { What::Read }, block);
         }
-        if is_due {
-            curves.advance(now);
+    }
+
+    /// Notes that these blocks are overwritten or discarded.
+    #[inline]
+    pub(super) fn note_overwritten(&mut self, disk: DiskIndex, blocks: Range<u64>) {
+        if !self.curves.is_on {
+            return;
+        }
+        if blocks.end - blocks.start > OVERWRITTEN_MAX {
+            return self.curves.overwritten(disk, blocks);
+        }
+        for bno in blocks {
+            self.tell_curves(What::Discarded, BlockId { disk, bno: BlockNumber(bno) });
+        }
+    }
+
+    #[inline]
+    fn tell_curves(&mut self, what: What, block: BlockId) {
+        if self.curves.note(Event::new(what, block)) {
+            self.settle_curves();
+        }
+    }
+
+    /// Has the curves take what was noted, and then follow what changes only now and then.
+    #[inline(never)]
+    fn settle_curves(&mut self) {
+        if self.curves.settle() {
+            self.follow_evictions();
+            self.curves.advance();
         }
     }
 
@@ -108,7 +135,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub(super) fn note_evicted_block(&mut self, block: Option<BlockId>) {
         self.last_evicted = block.filter(|_| self.curves.is_on);
         if let Some(block) = self.last_evicted {
-            self.curves.evicted(block);
+            self.tell_curves(What::Evicted, block);
         }
     }
 
@@ -129,7 +156,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             && let Some(contents) = &mut self.curves.contents
             && let Some(block) = contents.take(content)
         {
-            self.curves.evicted(block);
+            self.tell_curves(What::Evicted, block);
         }
     }
 
@@ -145,7 +172,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         for bno in range.covered_blocks() {
             let block = BlockId { disk, bno: BlockNumber(bno) };
             if is_written && self.disks.is_swap(block) {
-                self.curves.evicted(block);
+                self.tell_curves(What::Evicted, block);
             } else if self.curves.contents.is_some() && self.curves.is_sampled(block) {
                 let Some((_, page)) = page_of(range, bno, data) else { return };
                 let content = self.prints.page(page);
@@ -163,8 +190,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if self.curves.is_on { GHOST_ONE_OF } else { ADVICE_MAX }
     }
 
+    /// Has the curves follow a change of what is seen of evictions at once.
+    pub(super) fn follow_change(&mut self) {
+        if self.curves.is_on {
+            self.curves.settle();
+            self.follow_evictions();
+        }
+    }
+
     /// Follows a change of what is seen of evictions.
-    #[inline(never)]
     fn follow_evictions(&mut self) {
         let has_agent = self.admit.admission() == Admission::Evictions;
         let classes = self.classes_seen();

@@ -44,7 +44,7 @@ impl Driver {
                 continue;
             }
             if let Command::Curve { disk, grid } = &request.command {
-                let reply = match curve_status(&self.vm, disk.as_deref(), *grid) {
+                let reply = match curve_status(&mut self.vm, disk.as_deref(), *grid) {
                     Ok(curve) => Reply::Curve(Box::new(curve)),
                     Err(error) => Reply::Error { error },
                 };

@@ -20,13 +20,13 @@ const _: () = assert!(CURVE_REACH_BYTES == REACH_MIN.0 as u64 * PAGE_SIZE_U64);
 ///
 /// # Errors
 /// If there is no such disk, it has no curve, nothing was read yet, or the grid is not valid.
-pub(super) fn curve_status(vm: &Vm, name: Option<&str>, grid: Option<CurveGrid>) -> Result<CurveStatus, String> {
+pub(super) fn curve_status(vm: &mut Vm, name: Option<&str>, grid: Option<CurveGrid>) -> Result<CurveStatus, String> {
     let disk = name.map(|name| number_of(vm.guests.disks(), name)).transpose()?;
     let sizes = match grid {
         None => (0..=STEPS * DOUBLINGS).map(size).collect(),
         Some(grid) => sizes_of(grid)?,
     };
-    let (engine, host) = (&vm.engine, &vm.host);
+    let (engine, host) = (&mut vm.engine, &vm.host);
     let report = engine.curve(host.now(), disk, &sizes).ok_or_else(|| match name {
         None => "its guest has read nothing yet, so there is no curve".to_owned(),
         Some(name) => format!(

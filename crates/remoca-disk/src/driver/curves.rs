@@ -52,7 +52,7 @@ impl KeptCurves {
     }
 
     /// Has another thread write the curves, if that is due.
-    pub(super) fn run_timer(&mut self, engine: &Engine, now: Instant, aside: &Aside) {
+    pub(super) fn run_timer(&mut self, engine: &mut Engine, now: Instant, aside: &Aside) {
         let Some(path) = &self.path else { return };
         let read_blocks = engine.stats().read_blocks;
         if now.saturating_duration_since(self.kept_at) < KEEP_EVERY
@@ -74,7 +74,7 @@ impl KeptCurves {
     }
 
     /// Writes the curves for a successor.
-    pub(super) fn keep(&mut self, engine: &Engine) {
+    pub(super) fn keep(&mut self, engine: &mut Engine) {
         let Some(path) = &self.path else { return };
         if let Some(copying) = self.copying.take() {
             let _ = copying.recv_timeout(COPY_TIME_MAX);

@@ -398,7 +398,7 @@ impl Driver {
         vm.guests.run_timers(now);
         vm.run_link_timers(now);
         vm.run_store_timers(now);
-        vm.curves.run_timer(&vm.engine, now, vm.size.aside());
+        vm.curves.run_timer(&mut vm.engine, now, vm.size.aside());
         vm.sizes.run_timers(!is_draining && migration.serves(), vm.guests.disks_mut(), now);
     }
 

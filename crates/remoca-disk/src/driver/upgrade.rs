@@ -302,7 +302,7 @@ impl Upgrades {
             handover.description.disks.push(passed);
         }
         check_offers(program, offers.as_ref(), &handover.description)?;
-        vm.curves.keep(&vm.engine);
+        vm.curves.keep(&mut vm.engine);
         vm.engine.close();
         Ok(handover)
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Returns how many hits a cache of 1, 2, 3 ... pages would have had, and the number of reads.
-fn hits(bench: &Bench, disk: Option<DiskIndex>) -> Option<(Vec<u32>, u32)> {
+fn hits(bench: &mut Bench, disk: Option<DiskIndex>) -> Option<(Vec<u32>, u32)> {
     let sizes: Vec<_> = (1..=4).map(PageCount).collect();
     let report = bench.engine.curve(bench.now, disk, &sizes)?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers below 100")]
@@ -48,7 +48,7 @@ fn evict(bench: &mut Bench, value: u8) -> Evicted {
 #[test]
 fn reads_from_disk_and_server_and_evictions_of_any_fate_make_the_curve() {
     let mut bench = Bench::connected();
-    assert_eq!(hits(&bench, None), None);
+    assert_eq!(hits(&mut bench, None), None);
     (1..=4).for_each(|bno| assert_eq!(read(&mut bench, DISK, bno.into(), bno), 0));
     let fates = [1, 2, 3, 1, 9].map(|value| std::mem::discriminant(&evict(&mut bench, value)));
     let taken = std::mem::discriminant(&Evicted::Admit(admitted(SlotIndex(0))));
@@ -56,26 +56,26 @@ fn reads_from_disk_and_server_and_evictions_of_any_fate_make_the_curve() {
     assert_eq!(fates, [taken, taken, taken, duplicate, unmatched]);
     // The queue is 1, 3, 2 now. Block 4 is still in the guest.
     assert_eq!(read(&mut bench, DISK, 3, 3), 1);
-    assert_eq!(hits(&bench, None), Some((vec![0, 1, 1, 1], 5)));
+    assert_eq!(hits(&mut bench, None), Some((vec![0, 1, 1, 1], 5)));
     // What cannot be sent is evicted all the same.
     bench.disconnect();
     assert_eq!(evict(&mut bench, 4), Evicted::Dropped);
     assert_eq!(read(&mut bench, DISK, 4, 4), 0);
     assert_eq!(read(&mut bench, DISK, 2, 2), 0);
-    assert_eq!(hits(&bench, None), Some((vec![1, 3, 3, 3], 7)));
+    assert_eq!(hits(&mut bench, None), Some((vec![1, 3, 3, 3], 7)));
 }
 
 #[test]
 fn zeroes_take_no_memory_and_parts_of_blocks_are_never_answered() {
     let mut bench = Bench::connected();
     read(&mut bench, DISK, 1, 0);
-    assert_eq!(hits(&bench, None), Some((vec![0; 4], 1)), "it was not known to be zero");
+    assert_eq!(hits(&mut bench, None), Some((vec![0; 4], 1)), "it was not known to be zero");
     assert_eq!(evict(&mut bench, 0), Evicted::Zero);
     read(&mut bench, DISK, 1, 0);
-    assert_eq!(hits(&bench, None), Some((vec![0; 4], 1)));
+    assert_eq!(hits(&mut bench, None), Some((vec![0; 4], 1)));
     let range = ByteRange { offset: 4096 * 5 + 512, length: 4096 };
     bench.do_from_disk(GuestOp::Read(range), &page(7));
-    assert_eq!(hits(&bench, None), Some((vec![0; 4], 3)), "it touches two blocks");
+    assert_eq!(hits(&mut bench, None), Some((vec![0; 4], 3)), "it touches two blocks");
 }
 
 #[test]
@@ -91,10 +91,10 @@ fn an_overwritten_block_is_no_hit_until_it_is_evicted_again() {
         bench.do_from_disk(op, &page(50 + value)[..length]);
         read(&mut bench, DISK, bno, 50 + value);
     }
-    assert_eq!(hits(&bench, None), Some((vec![0; 4], 6)));
+    assert_eq!(hits(&mut bench, None), Some((vec![0; 4], 6)));
     evict(&mut bench, 51);
     read(&mut bench, DISK, 1, 51);
-    assert_eq!(hits(&bench, None), Some((vec![1; 4], 7)));
+    assert_eq!(hits(&mut bench, None), Some((vec![1; 4], 7)));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_page_written_to_swap_is_evicted_and_one_that_is_read_from_there_is_not() {
             bench.disk_done(0, Ok(()), &page(u8::try_from(bno).unwrap()));
         }
         [1, 1].into_iter().for_each(|bno| _ = read(&mut bench, OTHER_DISK, bno, 1));
-        assert_eq!(hits(&bench, None), Some((vec![0, 1, 1, 1], 2)), "{has_port}");
+        assert_eq!(hits(&mut bench, None), Some((vec![0, 1, 1, 1], 2)), "{has_port}");
     }
 }
 
@@ -117,7 +117,7 @@ fn without_evictions_a_block_counts_as_evicted_when_it_is_read() {
     let mut bench = Bench::new(EngineConfig { has_port: false, ..config() });
     bench.connect(1, 8, 0);
     [1, 2, 3, 3, 1].into_iter().for_each(|bno| _ = read(&mut bench, DISK, bno.into(), bno));
-    assert_eq!(hits(&bench, None), Some((vec![1, 1, 2, 2], 5)));
+    assert_eq!(hits(&mut bench, None), Some((vec![1, 1, 2, 2], 5)));
 }
 
 #[test]
@@ -126,20 +126,20 @@ fn a_second_disk_gives_both_a_curve_of_their_own() {
     let [a, b] = [DISK, OTHER_DISK];
     read(&mut bench, a, 1, 1);
     evict(&mut bench, 1);
-    assert_eq!(hits(&bench, Some(a)), hits(&bench, None), "they are one and the same");
-    assert_eq!(hits(&bench, Some(b)), None);
+    assert_eq!(hits(&mut bench, Some(a)), hits(&mut bench, None), "they are one and the same");
+    assert_eq!(hits(&mut bench, Some(b)), None);
     read(&mut bench, b, 1, 2);
     evict(&mut bench, 2);
     read(&mut bench, a, 1, 1);
-    assert_eq!(hits(&bench, Some(a)), Some((vec![1; 4], 2)));
-    assert_eq!(hits(&bench, Some(b)), Some((vec![0; 4], 1)));
-    assert_eq!(hits(&bench, None), Some((vec![0, 1, 1, 1], 3)), "one cache for both");
+    assert_eq!(hits(&mut bench, Some(a)), Some((vec![1; 4], 2)));
+    assert_eq!(hits(&mut bench, Some(b)), Some((vec![0; 4], 1)));
+    assert_eq!(hits(&mut bench, None), Some((vec![0, 1, 1, 1], 3)), "one cache for both");
     bench.engine.remove_disk(b);
-    assert_eq!(hits(&bench, Some(b)), None);
+    assert_eq!(hits(&mut bench, Some(b)), None);
     // Nothing of it is left in the way of others.
     evict(&mut bench, 1);
     read(&mut bench, a, 1, 1);
-    assert_eq!(hits(&bench, None), Some((vec![1, 2, 2, 2], 4)));
+    assert_eq!(hits(&mut bench, None), Some((vec![1, 2, 2, 2], 4)));
 }
 
 #[test]
@@ -148,9 +148,9 @@ fn of_many_disks_the_first_ones_have_curves() {
     let mut bench = Bench::new(EngineConfig { disks, ..config() });
     (0..disks).for_each(|disk| bench.engine.describe_disk(DiskIndex(disk), 1 << 30, false));
     (0..disks).for_each(|disk| _ = read(&mut bench, DiskIndex(disk), 1, 1));
-    let with_curve = (0..disks).filter(|disk| hits(&bench, Some(DiskIndex(*disk))).is_some());
+    let with_curve = (0..disks).filter(|disk| hits(&mut bench, Some(DiskIndex(*disk))).is_some());
     assert_eq!(with_curve.collect::<Vec<_>>(), (0..15).collect::<Vec<_>>());
-    assert_eq!(hits(&bench, None).map(|(_, reads)| reads), Some(18));
+    assert_eq!(hits(&mut bench, None).map(|(_, reads)| reads), Some(18));
 }
 
 #[test]
@@ -176,14 +176,14 @@ fn without_a_cache_contents_of_blocks_that_were_read_or_written_show_evictions()
 fn without_a_cache_and_without_an_agent_reads_make_the_curve() {
     let mut bench = Bench::new(EngineConfig { cache: PageCount(0), has_port: false, ..config() });
     [1, 2, 3, 3, 1].into_iter().for_each(|bno| _ = read(&mut bench, DISK, bno.into(), bno));
-    assert_eq!(hits(&bench, None), Some((vec![1, 1, 2, 2], 5)));
+    assert_eq!(hits(&mut bench, None), Some((vec![1, 1, 2, 2], 5)));
 }
 
 #[test]
 fn curves_outlive_their_process() {
     let mut bench = Bench::connected();
     assert_eq!(bench.engine.curves_to_bytes(), []);
-    let restart = |bench: &Bench, key| {
+    let restart = |bench: &mut Bench, key| {
         let mut next = Bench::new(EngineConfig { key, ..config() });
         let restored = bench.engine.curves_to_bytes();
         let restored = restored.iter().try_for_each(|(disk, bytes)| next.engine.restore_curve(*disk, bytes));
@@ -193,17 +193,17 @@ fn curves_outlive_their_process() {
     for disks in [1, 2] {
         evict(&mut bench, 1);
         read(&mut bench, DISK, 1, 1);
-        let (mut next, is_restored) = restart(&bench, config().key);
+        let (mut next, is_restored) = restart(&mut bench, config().key);
         assert!(is_restored);
         for disk in [None, Some(DISK), Some(OTHER_DISK)] {
-            assert_eq!(hits(&next, disk), hits(&bench, disk), "{disks} disks, {disk:?}");
+            assert_eq!(hits(&mut next, disk), hits(&mut bench, disk), "{disks} disks, {disk:?}");
         }
         read(&mut next, OTHER_DISK, 5, 5);
-        assert_eq!(hits(&next, Some(DISK)), hits(&bench, Some(DISK)));
+        assert_eq!(hits(&mut next, Some(DISK)), hits(&mut bench, Some(DISK)));
         read(&mut bench, OTHER_DISK, 5, 5);
     }
-    let (next, is_restored) = restart(&bench, [8; 16]);
-    assert!(!is_restored && hits(&next, None).is_none(), "the blocks of another key are others");
+    let (mut next, is_restored) = restart(&mut bench, [8; 16]);
+    assert!(!is_restored && hits(&mut next, None).is_none(), "the blocks of another key are others");
 }
 
 #[test]
@@ -235,5 +235,5 @@ fn curves_can_be_turned_off() {
     bench.engine.keep_curves(false);
     read(&mut bench, DISK, 1, 1);
     evict(&mut bench, 1);
-    assert_eq!(hits(&bench, None), None);
+    assert_eq!(hits(&mut bench, None), None);
 }

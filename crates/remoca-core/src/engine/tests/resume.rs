@@ -50,20 +50,20 @@ fn pages_that_died_with_the_process_are_given_up() {
 
 #[test]
 fn a_curve_without_that_of_the_former_process_does_not_know_the_cache() {
-    let reach = |bench: &Bench| bench.engine.curve(bench.now, None, &[]).unwrap().reach;
+    let reach = |bench: &mut Bench| bench.engine.curve(bench.now, None, &[]).unwrap().reach;
     let mut bench = Bench::connected();
     bench.cache(1, 1);
     let former = bench.engine.curves_to_bytes();
     let mut bench = bench.killed();
     bench.connect(1, 8, 1);
     bench.cache(2, 2);
-    assert_eq!(reach(&bench), PageCount(1), "one eviction was seen");
+    assert_eq!(reach(&mut bench), PageCount(1), "one eviction was seen");
     former.iter().for_each(|(disk, bytes)| bench.engine.restore_curve(*disk, bytes).unwrap());
-    assert_eq!(reach(&bench), PageCount(1 << 24));
+    assert_eq!(reach(&mut bench), PageCount(1 << 24));
     // Nothing was cached.
     let mut bench = Bench::connected().killed();
     bench.do_from_disk(GuestOp::Read(blocks(1, 1)), &page(1));
-    assert_eq!(reach(&bench), PageCount(1 << 24));
+    assert_eq!(reach(&mut bench), PageCount(1 << 24));
 }
 
 #[test]
