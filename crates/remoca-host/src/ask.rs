@@ -1,4 +1,4 @@
-//! Asks VM processes over their control sockets. Each has its own deadline, and a thread waits for it.
+//! Asks VM processes over their control sockets. Each has its own deadline for all that a look asks, and a thread waits for it.
 //!
 //! 1. A look waits for processes that answered in time when they were last asked. One that was late is asked beside the looks whether it
 //!    answers again, and counts as silent until it does. One of which only the curve was late tells its status in each look, and is asked
@@ -22,7 +22,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Time that a VM process has for each answer.
+/// Time that a VM process has to answer to all that a look asks.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time that it has to change its size: its index may have to grow first.
 const SET_PATIENCE: Duration = Duration::from_secs(5);
@@ -225,13 +225,14 @@ fn call(socket: &Path, command: Command, patience: Duration) -> io::Result<Reply
 }
 
 /// Asks a process for its status, and for its `curve` if there are sizes for that; otherwise the curve is missing for the reason there.
-/// Returns its answer, and what of that was late.
+/// Both have `patience` together. Returns its answer, and what of that was late.
 fn ask(
     (name, socket): Place<'_>,
     resource: Resource,
     curve: Option<Result<CurveGrid, String>>,
     patience: Duration,
 ) -> (Answer, Option<Lateness>) {
+    let give_up_at = Instant::now() + patience;
     let status = match call(socket, Command::Status, patience) {
         Ok(Reply::Status(status)) => status,
         Err(error) if is_late(&error) => {
@@ -243,7 +244,9 @@ fn ask(
     let mut lateness = None;
     let curve = curve.map(|grid| {
         let grid = resource.grid(&status, grid?);
-        match call(socket, curve_at(grid), patience) {
+        // A time of nothing cannot be set.
+        let left = give_up_at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        match call(socket, curve_at(grid), left) {
             Ok(Reply::Curve(curve)) => resource.says_enough(&status, &curve).and_then(|()| {
                 let mut curve = Curve::new(&curve, grid)?;
                 curve.saved_us = resource.saved_us(&status).or(curve.saved_us);
@@ -254,11 +257,13 @@ fn ask(
             }
             Ok(Reply::Error { error }) => Err(error),
             Ok(Reply::Status(_)) => Err("it answers with something else than a curve".into()),
-            Err(error) => {
-                let why = format!("it does not tell its curve: {error}");
-                lateness = is_late(&error).then(|| Lateness { why: why.clone(), grid: Some(grid) });
+            Err(error) if is_late(&error) => {
+                let why =
+                    format!("it does not tell its curve: it did not answer within {} seconds", patience.as_secs());
+                lateness = Some(Lateness { why: why.clone(), grid: Some(grid) });
                 Err(why)
             }
+            Err(error) => Err(format!("it does not tell its curve: {error}")),
         }
     });
     (read(name, resource, &status, curve), lateness)

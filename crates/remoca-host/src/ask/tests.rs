@@ -80,8 +80,8 @@ fn one_that_hangs_is_waited_for_once_and_heard_again_when_it_answers() {
     server_of_hung.join().unwrap();
 }
 
-/// Answers for its status. Returns the connections of those that ask for its curve.
-fn tell_status(listener: UnixListener, name: &'static str) -> Receiver<UnixStream> {
+/// Answers for its status, for which it `takes` so long. Returns the connections of those that ask for its curve.
+fn tell_status(listener: UnixListener, name: &'static str, takes: Duration) -> Receiver<UnixStream> {
     let (sender, held) = channel();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
@@ -91,6 +91,7 @@ fn tell_status(listener: UnixListener, name: &'static str) -> Receiver<UnixStrea
                 let _ = sender.send(stream);
                 continue;
             }
+            thread::sleep(takes);
             // It may have given up.
             let _ = stream.write_all(&Reply::Status(Box::new(status(name, 5, 7))).line().unwrap());
         }
@@ -113,7 +114,7 @@ fn curve_of(answer: &Answer) -> Option<String> {
 fn a_curve_that_does_not_come_is_waited_for_once_while_the_status_counts() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, listener) = listen(folder.path(), "a");
-    let held = tell_status(listener, "a");
+    let held = tell_status(listener, "a", Duration::ZERO);
     let places: [Place<'_>; 1] = [("a", &socket)];
     // On a machine that is busy the status can be late too.
     let (mut processes, said) = loop {
@@ -142,6 +143,21 @@ fn a_curve_that_does_not_come_is_waited_for_once_while_the_status_counts() {
 }
 
 #[test]
+fn a_process_has_one_time_for_its_status_and_its_curve() {
+    let (patience, status_takes) = (Duration::from_millis(400), Duration::from_millis(300));
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, listener) = listen(folder.path(), "a");
+    let _held = tell_status(listener, "a", status_takes);
+    // On a machine that is busy it takes longer now and then.
+    let is_in_time = |_| {
+        let began = Instant::now();
+        let said = processes(patience).ask(&[("a", &socket)], Some(GRID));
+        is_read(&said[0]) && began.elapsed() < patience + status_takes
+    };
+    assert!((0..100).any(is_in_time));
+}
+
+#[test]
 fn one_that_does_not_tell_its_status_any_longer_either_is_silent() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, _hangs) = listen(folder.path(), "a");
@@ -156,6 +172,7 @@ fn one_that_does_not_tell_its_status_any_longer_either_is_silent() {
     processes.late.insert("a".into(), late);
     let said = processes.ask(&[("a", &socket)], Some(GRID));
     assert_eq!(said, [Answer::Silent("it did not answer within 0 seconds".into())]);
+    assert!(processes.late["a"].question.is_some(), "the question beside that look goes on");
     processes.patience = LONG;
     assert_eq!(processes.ask(&[("a", &socket)], Some(GRID)), said);
     assert_eq!(processes.late["a"].grid, None);
