@@ -10,6 +10,7 @@
 //! 7. A guest that is still short half a window after it was helped, or that gets nothing from the reserve, gets all that its own cache has
 //!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window. So it is with one
 //!    that migrates, at once, whether it was helped before or not, and nothing more is taken from it; what is missing then comes as with 5.
+//!    One that migrates waits for those that are short to get theirs.
 //! 8. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
 //!    all guests together get no more than the reserve until it answers.
 
@@ -76,13 +77,16 @@ impl Planner {
             return;
         }
         let mut moves = Vec::new();
-        for name in self.taken_from() {
+        let names = self.taken_from();
+        // All caches of a step give before any guest is told, so one that hangs would delay those that are short.
+        let is_any_short = names.iter().any(|name| self.gets_own_as_short(at.now, name));
+        for name in names {
             let (Some(guest), Some((has, kept))) = (self.guests.get(&name), self.own_back(at.now, &name)) else {
                 continue;
             };
             let why = match guest.pressure() {
                 Some(why) => format!("it is short of memory, and gets back what its cache has of it: {why}"),
-                None if guest.leaves() && guest.bond(at.now).is_none() => {
+                None if !is_any_short && guest.leaves() && guest.bond(at.now).is_none() => {
                     "its guest is migrating, and gets back what its cache has of it".into()
                 }
                 None => continue,
@@ -105,6 +109,12 @@ impl Planner {
             self.stepped_at = at.now;
             self.intent = Some(Intent { at_s: at.unix_s, moves });
         }
+    }
+
+    /// Returns whether a guest is short of memory, and its own cache has some of it, though it may keep that for now.
+    fn gets_own_as_short(&self, now: Duration, name: &str) -> bool {
+        let is_short = self.guests.get(name).is_some_and(|guest| guest.pressure().is_some());
+        is_short && self.own_back(now, name).is_some_and(|(has, kept)| kept < has)
     }
 
     /// Gives guests what they lack to their minimums, and those that migrate what they lack of their own. Half of the reserve stays for those

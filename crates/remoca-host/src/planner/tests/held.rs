@@ -3,7 +3,7 @@
 use super::balloon::{Guest, Manner, signed};
 use super::guests::{HOME, lent_to_others, phase, run_round, sizes, two};
 use super::half_done::{run_into_a_step, told};
-use super::world::{Shape, UNIT, World};
+use super::world::{Nature, Shape, UNIT, World};
 use crate::planner::{Phase, Side};
 use remoca_protocol::host::HostGuest;
 use std::time::Duration;
@@ -156,6 +156,61 @@ fn a_guest_that_is_short_of_memory_comes_before_one_that_migrates() {
     assert_eq!((&*step.vm, step.bytes), ("vm2", (HOME - lent + 10) * UNIT), "{step:?}");
     assert!(world.taken_of_host() <= signed(70 * UNIT), "{:?}", sizes(&world));
     world.run(200, |world| assert!(world.taken_of_host() <= signed(80 * UNIT)));
+    assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);
+}
+
+#[test]
+fn a_guest_that_migrates_does_not_hold_up_what_one_that_is_short_of_memory_has_in_its_own_cache() {
+    // Looks after which it begins to migrate. The other one waits meanwhile, to see whether help is enough.
+    for looks in [0, 2] {
+        let mut world = two(170, [Manner::Honest; 2]);
+        while phase(&world) != Phase::Observe {
+            world.run(1, |_| {});
+        }
+        world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+        let (steps, began) = (world.steps.len(), world.at.now);
+        world.run(looks, |_| {});
+        leave(&mut world, "vm0");
+        // Its cache says that it gives, and does not.
+        world.process("vm0").nature = Nature::Ignores;
+        world.run(5 - looks, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+        let told = told(&world, steps);
+        assert_eq!(told.last().unwrap().1, HOME * UNIT, "{looks}: {:?}", &world.steps[steps..]);
+        let waited = told.last().unwrap().0 - began;
+        assert!(waited <= world.settings.window / 2 + Duration::from_secs(5), "{looks}: {waited:?}");
+        let of_vm0 = world.steps[steps..].iter().filter(|(_, step)| step.vm == "vm0");
+        let of_vm0: Vec<_> = of_vm0.map(|(at, step)| (*at > told.last().unwrap().0, step.side)).collect();
+        assert_eq!(of_vm0, [(true, Side::Tier)], "{looks}: {:?}", &world.steps[steps..]);
+    }
+}
+
+#[test]
+fn a_guest_that_migrates_waits_for_none_that_is_short_of_memory_and_has_nothing_in_its_own_cache() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    world.process("vm1").limits.minimum_bytes = world.process("vm1").granted * UNIT;
+    world.run(1, |_| {});
+    world.guest("vm1").manner = Manner::Short(0, u32::MAX);
+    leave(&mut world, "vm0");
+    world.run(1, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    assert_eq!(world.guests["vm0"].target, HOME * UNIT, "{:?}", world.steps);
+}
+
+#[test]
+fn a_guest_that_migrates_and_is_left_alone_costs_its_cache_nothing() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    leave(&mut world, "vm1");
+    let (at, time) = (world.at, Duration::from_secs(25));
+    world.planner.guests.get_mut("vm1").unwrap().leave(at, time, "its balloon did not follow".into());
+    let steps = world.steps.len();
+    world.run(2, |_| {});
+    assert_eq!(world.steps.len(), steps, "{:?}", &world.steps[steps..]);
+    world.run(2, |_| {});
     assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);
 }
 
