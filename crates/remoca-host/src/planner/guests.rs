@@ -14,6 +14,8 @@ use std::time::Duration;
 /// Most that is taken from a guest at a time, beside a share of its memory.
 const STEP_MAX: u64 = 64 << 20;
 const STEP_SHARE: u64 = 16;
+/// Piece by which balloons move.
+const PAGE_BYTES: u64 = 4096;
 /// Share of a guest's memory that must be available to it.
 const AVAILABLE_SHARE: u64 = 16;
 /// Signs of a guest that is short of memory: share of time in which tasks wait for it, in percent; pages in each second.
@@ -261,16 +263,14 @@ impl KnownGuest {
         ((sizes.taken() > 0 || sizes.is_untold) && has < sizes.base_bytes).then_some((has, sizes.base_bytes))
     }
 
-    /// Returns whether it has taken back something that it had lent. Says so only while no step is under way.
-    pub(super) fn took_back(&self) -> bool {
-        self.taken() > 0 && self.sizes.is_some_and(|sizes| self.has() > sizes.asked_bytes)
-    }
-
-    /// Returns how much more than it was asked to have is in it, of what was taken from it. Says so only while no step is under way.
-    pub(super) fn taken_back(&self) -> u64 {
+    /// Returns how much of what was taken from it it has taken back: by the word of its balloon from a page on, since a size that was asked
+    /// for need not be one of whole pages; by what the host sees if that is more than `slack`. Says so only while no step is under way.
+    pub(super) fn taken_back(&self, slack: u64) -> u64 {
         let sizes = self.sizes.unwrap_or_default();
-        let has = self.actual().max(self.resident.unwrap_or_default());
-        has.min(sizes.base_bytes).saturating_sub(sizes.asked_bytes)
+        let beyond = |has: u64| has.min(sizes.base_bytes).saturating_sub(sizes.asked_bytes);
+        let (said, seen) = (beyond(self.actual()), beyond(self.resident.unwrap_or_default()));
+        let said = if said < PAGE_BYTES { 0 } else { said };
+        if seen > slack { said.max(seen) } else { said }
     }
 
     /// Returns whether its balloon is left alone.
@@ -387,10 +387,10 @@ impl KnownGuest {
         })
     }
 
-    /// Returns whether a change of its size to `to_bytes` is seen.
-    pub(super) fn follows(&self, takes: bool, to_bytes: u64, unit: u64) -> bool {
+    /// Returns whether a change of its size to `to_bytes` is seen. The host may see `slack` more in a guest that has followed.
+    pub(super) fn follows(&self, takes: bool, to_bytes: u64, slack: u64) -> bool {
         let Some(memory) = &self.memory else { return false };
-        let is_seen = || self.resident.is_some_and(|resident| resident <= to_bytes.saturating_add(unit));
+        let is_seen = || self.resident.is_some_and(|resident| resident <= to_bytes.saturating_add(slack));
         if takes { memory.actual_bytes <= to_bytes && is_seen() } else { memory.actual_bytes >= to_bytes }
     }
 

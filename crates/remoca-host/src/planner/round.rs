@@ -114,6 +114,12 @@ impl Planner {
         self.settings.memory().unit_bytes
     }
 
+    /// Returns how much more the host may see in a guest that has followed. It is the same in all phases: units of what is divided become
+    /// smaller after a round, and guests would seem to have taken the difference back.
+    pub(super) fn slack(&self) -> u64 {
+        self.small_unit()
+    }
+
     /// Decides what comes next when nothing is under way.
     pub(super) fn go_on(&mut self, at: Moment) {
         if let Some(plans) = self.back {
@@ -217,36 +223,42 @@ impl Planner {
         self.passed(at) >= LEND_TIME_MIN.max(LEND_WINDOWS * self.settings.window)
     }
 
+    /// Returns the guests that took back something of what they had lent, and how much. One whose balloon is being told something is not
+    /// among them: it would count as told of more than that when it has followed.
+    fn takers(&self) -> Vec<(String, u64)> {
+        let slack = self.slack();
+        let is_told = |name: &str| self.reliefs.iter().any(|relief| relief.vm == name);
+        let free = self.guests.iter().filter(|(name, _)| !is_told(name));
+        let takers = free.map(|(name, guest)| (name.clone(), guest.taken_back(slack)));
+        takers.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// Lets a guest keep what it took back: else it would be a taker for ever, and never lend again.
+    fn let_keep(&mut self, name: &str, bytes: u64) {
+        if let Some(guest) = self.guests.get_mut(name) {
+            guest.ask_at_least(guest.sizes.unwrap_or_default().asked_bytes.saturating_add(bytes));
+            guest.note_untold(true);
+        }
+    }
+
     /// Leaves guests alone that took back what they had lent.
     fn leave_takers(&mut self, at: Moment) {
-        let takers = self.guests.iter().filter(|(_, guest)| guest.took_back());
-        let names: Vec<String> = takers.map(|(name, _)| name.clone()).collect();
-        for name in names {
+        for (name, bytes) in self.takers() {
             self.leave(at, &name, "it took back memory that it had lent, and is left alone for a while".into());
-            if let Some(guest) = self.guests.get_mut(&name) {
-                // That is its own now: else it would be a taker for ever, and never lend again.
-                guest.ask_at_least(guest.has());
-                guest.note_untold(true);
-            }
+            self.let_keep(&name, bytes);
         }
     }
 
     /// Lets guests keep what they took back, when caches are cut. One that lets it go and takes it again would have them divided anew each
     /// time: so it lends that in another round only.
     pub(super) fn keep_taken_back(&mut self, at: Moment) {
-        // Those that take something back while guests lend are left alone.
         if self.round.phase == Phase::Lend {
+            // Nor does it lend the rest in this round, and a step may be the next thing that it is asked for.
+            self.leave_takers(at);
             return;
         }
-        // The host may see so much more in a guest that has followed.
-        let unit = self.memory(at.now).unit_bytes;
-        for (name, guest) in &mut self.guests {
-            let bytes = guest.taken_back();
-            if bytes <= unit || self.reliefs.iter().any(|relief| relief.vm == *name) {
-                continue;
-            }
-            guest.ask_at_least(guest.sizes.unwrap_or_default().asked_bytes.saturating_add(bytes));
-            guest.note_untold(true);
+        for (name, bytes) in self.takers() {
+            self.let_keep(&name, bytes);
             let taken = show_size(bytes);
             self.log
                 .note(at.unix_s, format!("the guest of {name} took back {taken}: caches are cut, and it keeps that"));

@@ -165,10 +165,10 @@ impl Planner {
     /// Looks whether a change of the memory of a guest has taken place.
     pub(super) fn follow_guest(&mut self, at: Moment, name: &str) {
         self.follow_relief(at, name);
-        let unit = self.memory(at.now).unit_bytes;
+        let slack = self.slack();
         let Some(guest) = self.guests.get(name).filter(|guest| guest.unusable.is_none()) else { return };
         let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name, Side::Guest)) else { return };
-        if change.stage == Stage::Begun && guest.follows(change.takes(), change.to_bytes, unit) {
+        if change.stage == Stage::Begun && guest.follows(change.takes(), change.to_bytes, slack) {
             change.stage = Stage::Done;
             self.note_guest_change(at, name);
             self.note_untold(name, false);

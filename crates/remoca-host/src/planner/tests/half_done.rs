@@ -222,6 +222,22 @@ fn a_guest_that_takes_all_back_while_others_lend_does_not_end_that() {
     }
 }
 
+/// Units become smaller after a round: what the host saw more in a guest that followed would seem to have been taken back.
+#[test]
+fn what_the_host_may_see_more_in_a_guest_that_follows_does_not_depend_on_what_guests_lend() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_a_step(&mut world);
+    world.planner.unit_bytes = 4 * UNIT;
+    let guest = world.guest("vm1");
+    let target = guest.target;
+    (guest.manner, guest.actual, guest.resident) = (Manner::Lies, target, target + 2 * UNIT);
+    world.run(1, |_| {});
+    assert_eq!((world.guests["vm1"].target, phase(&world)), (target, Phase::Lend), "{:?}", world.steps);
+    world.guest("vm1").resident = target + UNIT;
+    world.run(1, |_| {});
+    assert!(world.guests["vm1"].target < target, "it has followed, and lends more: {:?}", world.steps);
+}
+
 #[test]
 fn what_a_guest_lends_is_given_to_nobody_while_its_vm_process_hangs() {
     let mut world = two(128, [Manner::Stuck, Manner::Honest]);

@@ -178,3 +178,28 @@ fn a_vm_process_that_was_started_again_counts_its_reads_anew() {
     let is_unsettled = |blocks_read| guest.is_unsettled(later, WINDOW, blocks_read);
     assert_eq!([(1 << 30) + 1023, (1 << 30) + 1024, 1023, 1024].map(is_unsettled), [true, false, true, false]);
 }
+
+#[test]
+fn what_a_guest_took_back_is_more_than_the_host_may_see_in_one_that_followed_or_a_page_by_its_own_word() {
+    let asked_bytes = 100 * UNIT - 1;
+    let sizes = GuestRecord { home_bytes: HOME, base_bytes: HOME, asked_bytes, ..GuestRecord::default() };
+    let taken_back = |actual: u64, resident: u64| {
+        let mut guest = KnownGuest::new(START, WINDOW, Some(sizes));
+        guest.hear(Ok(memory(actual)));
+        guest.hear_resident(START.now, Some(resident));
+        guest.taken_back(UNIT)
+    };
+    for (actual, resident, expected) in [
+        (99 * UNIT, 99 * UNIT, 0),
+        // The balloon leaves whole pages.
+        (100 * UNIT, 100 * UNIT, 0),
+        (100 * UNIT, asked_bytes + UNIT, 0),
+        (100 * UNIT, asked_bytes + UNIT + 4096, UNIT + 4096),
+        (asked_bytes + 4096, 99 * UNIT, 4096),
+        (asked_bytes + 4096, asked_bytes + UNIT, 4096),
+        (asked_bytes + 4096, asked_bytes + 2 * UNIT, 2 * UNIT),
+        (HOME, HOME, HOME - asked_bytes),
+    ] {
+        assert_eq!(taken_back(actual, resident), expected, "{actual} {resident}");
+    }
+}

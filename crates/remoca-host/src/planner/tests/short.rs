@@ -2,6 +2,7 @@
 
 use super::balloon::{Guest, Manner, signed, with_guests};
 use super::guests::{HOME, phase, run_round, sizes, three_lent_to_one, two};
+use super::half_done::told;
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::moves::{Intent, Stage};
 use crate::planner::{Move, Outcome, Phase, Side};
@@ -228,6 +229,85 @@ fn a_guest_that_took_its_memory_back_keeps_it_though_the_daemon_dies_before_it_i
     world.guest("vm1").manner = Manner::Honest;
     world.run(10, |_| {});
     assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);
+}
+
+/// With a word or without one, and more than the reserve, so that caches are cut at once.
+#[test]
+fn a_guest_that_takes_all_back_while_guests_lend_is_left_alone_when_caches_are_cut() {
+    for grabs in [Manner::Grabs as fn(u32) -> Manner, Manner::GrabsSilently] {
+        let mut world = two(170, [Manner::Crawls, Manner::Honest]);
+        world.settings = with_guests(48, 8);
+        world.replace_daemon(Duration::ZERO);
+        while world.processes["vm1"].granted < 44 {
+            world.run(1, |_| {});
+        }
+        world.guest("vm1").manner = grabs(world.looks);
+        let (steps, tier) = (world.steps.len(), world.processes["vm1"].granted);
+        let mut looks = 0;
+        while world.processes["vm1"].granted >= tier {
+            world.run(1, |_| {});
+            looks += 1;
+            assert!(looks < 20, "its tier is not cut: {:?}", &world.steps[steps..]);
+        }
+        assert_eq!(phase(&world), Phase::Lend);
+        assert!(world.planner.guests["vm1"].is_left(world.at.now));
+        assert_eq!(world.planner.record().guests["vm1"].taken(), 0);
+        world.run(3, |_| {});
+        assert!(told(&world, steps).is_empty(), "{:?}", &world.steps[steps..]);
+    }
+}
+
+/// The host may see a little more in a guest than its balloon leaves to it.
+#[test]
+fn a_guest_that_took_nothing_back_lends_as_before_when_caches_are_cut() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let before = world.planner.record().guests["vm1"];
+    assert!(before.taken() > 0);
+    let guest = world.guest("vm1");
+    (guest.manner, guest.resident) = (Manner::Lies, guest.actual + UNIT);
+    // Somebody has made a cache larger than the total allows.
+    let process = world.process("vm0");
+    let has = process.granted + 5;
+    (process.wanted, process.granted) = (has, has);
+    world.run(14, |_| {});
+    assert!(world.processes["vm0"].wanted < has, "{:?}", world.steps);
+    let after = world.planner.record().guests["vm1"];
+    assert_eq!((after.asked_bytes, after.is_untold), (before.asked_bytes, false));
+    let log = world.planner.record().decisions;
+    assert!(!log.iter().any(|decision| decision.why.contains("took back")), "{log:#?}");
+}
+
+/// Hears all that guests and processes say at the time of the next look.
+fn look(world: &mut World) {
+    world.at.now = world.planner.next_look().at();
+    world.hear_guests(None);
+    let all = world.heard();
+    world.planner.hear_all(world.at, all);
+}
+
+#[test]
+fn a_guest_that_takes_memory_back_while_its_balloon_is_told_has_what_counts_as_its_own() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    assert!(HOME - sizes(&world)[1].0 > 20, "more than the reserve: {:?}", sizes(&world));
+    // Its balloon is still at work on less than it is asked to leave.
+    let guest = world.guest("vm1");
+    let less = guest.target - UNIT;
+    (guest.target, guest.actual, guest.resident) = (less, less, less);
+    world.planner.guests.get_mut("vm1").unwrap().note_untold(true);
+    look(&mut world);
+    let step = world.planner.next_step(world.at).unwrap();
+    assert_eq!((&*step.vm, step.side, step.bytes), ("vm1", Side::Guest, less + UNIT));
+    let outcome = world.guest("vm1").told(step.bytes);
+    world.planner.step_done(world.at, &step, outcome);
+    // Before that moves, the guest takes all back without a word.
+    world.guest("vm1").resident = HOME * UNIT;
+    look(&mut world);
+    assert!(world.planner.record().intent.is_some(), "caches are cut");
+    world.run(60, |_| {});
+    let (guest, sizes) = (&world.guests["vm1"], world.planner.record().guests["vm1"]);
+    assert!(guest.target >= sizes.asked_bytes, "{guest:?} {sizes:?}");
 }
 
 #[test]
