@@ -163,7 +163,7 @@ fn a_guest_that_leaves_this_host_is_told_from_one_that_has_come() {
         (found.held.is_some(), found.leaves)
     };
     assert_eq!(["none", "completed", "failed", "cancelled"].map(read), [(false, false); 4]);
-    assert_eq!(["setup", "active"].map(read), [(true, true); 2]);
+    assert_eq!(["setup", "wait-unplug", "active"].map(read), [(true, true); 3]);
     // It runs here already while the rest of it comes, or stays here.
     assert_eq!(["postcopy-active", "cancelling"].map(read), [(true, false); 2]);
 }

@@ -1,7 +1,7 @@
 //! What one guest says and has, and what follows from that alone.
 
 use super::world::UNIT;
-use crate::guest::{GuestMemory, Pressure};
+use crate::guest::{GuestMemory, Pressure, Unusable};
 use crate::limits::Limits;
 use crate::planner::guests::KnownGuest;
 use crate::planner::{GuestRecord, Moment};
@@ -177,6 +177,18 @@ fn a_vm_process_that_was_started_again_counts_its_reads_anew() {
     let later = START.now + 10 * WINDOW;
     let is_unsettled = |blocks_read| guest.is_unsettled(later, WINDOW, blocks_read);
     assert_eq!([(1 << 30) + 1023, (1 << 30) + 1024, 1023, 1024].map(is_unsettled), [true, false, true, false]);
+}
+
+#[test]
+fn a_guest_whose_monitor_falls_silent_is_not_taken_to_leave_any_longer() {
+    let mut guest = guest();
+    let leaving = GuestMemory { held: Some("it is migrating".into()), leaves: true, ..memory(HOME) };
+    guest.hear(Ok(leaving.clone()));
+    assert!(guest.leaves());
+    guest.hear(Err(Unusable::Silent("its monitor did not answer".into())));
+    assert!(!guest.leaves(), "it may have come back, or be gone");
+    guest.hear(Ok(leaving));
+    assert!(guest.leaves());
 }
 
 #[test]
