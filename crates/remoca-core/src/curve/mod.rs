@@ -84,6 +84,20 @@ impl Event {
         Self(priority::name(block) | number << WHAT_BIT)
     }
 
+    /// Returns the same for another block of the disk, if this is for its first one.
+    #[inline]
+    #[must_use]
+    pub fn of_block(self, bno: BlockNumber) -> Self {
+        Self(self.0 | priority::name(BlockId { disk: DiskIndex(0), bno }))
+    }
+
+    /// Returns whether another event is for the same disk.
+    #[inline]
+    #[must_use]
+    pub fn is_of_disk_of(self, other: Self) -> bool {
+        priority::are_of_one_disk(self.name(), other.name())
+    }
+
     /// Returns the disk of the block.
     #[inline]
     #[must_use]

@@ -84,7 +84,7 @@ impl Curves {
     /// Has the curves take the events that wait. Returns whether there were any.
     pub(super) fn settle(&mut self) -> bool {
         let (waiting, count) = (self.waiting, std::mem::take(&mut self.count));
-        for events in waiting[..count].chunk_by(|a, b| a.disk() == b.disk()) {
+        for events in waiting[..count].chunk_by(|a, b| a.is_of_disk_of(*b)) {
             let Some(disk) = events.first().map(|event| event.disk()) else { continue };
             if events.iter().any(|event| event.is_read()) {
                 self.begin_disk(disk);

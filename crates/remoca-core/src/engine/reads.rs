@@ -45,8 +45,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         let blocks = range.covered_blocks();
-        let found = self.cacheable(disk, blocks.clone());
-        self.note_blocks_read(now, disk, blocks.clone());
+        let found = self.cacheable(now, disk, blocks.clone());
         match found {
             Ok(fetches) => {
                 let (route, reason) = self.route(now, disk, range, fetches);
@@ -117,24 +116,32 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Returns the pages to fetch if the whole read can be answered without the disk. Otherwise returns an error with the
     /// number of blocks that are cached or zero. A block that must come from the disk brings its neighbours along for free
-    /// (decision 0009). Stores the source of each block for [`Self::read_from_cache`].
-    fn cacheable(&mut self, disk: DiskIndex, blocks: Range<u64>) -> Result<ToFetch, u64> {
+    /// (decision 0009). Stores the source of each block for [`Self::read_from_cache`], and tells the curves of it.
+    fn cacheable(&mut self, now: Nanos, disk: DiskIndex, blocks: Range<u64>) -> Result<ToFetch, u64> {
         let (mut counts, mut there) = ([0_u32; POOLS_MAX as usize], 0);
         let count = blocks.end - blocks.start;
         self.sources.clear();
         if count > 1 {
             self.index.prefetch(blocks.clone().map(|bno| BlockId { disk, bno: BlockNumber(bno) }));
         }
+        let telling = self.begin_telling(now, disk);
         for bno in blocks {
-            let source = self.source(BlockId { disk, bno: BlockNumber(bno) });
+            let block = BlockId { disk, bno: BlockNumber(bno) };
+            let source = self.source(block);
             self.sources.push(source);
             match source {
-                Source::Zero => there += 1,
+                Source::Zero => {
+                    there += 1;
+                    continue;
+                }
                 Source::Slot { pool, .. } => {
                     there += 1;
                     counts[usize::from(pool.0)] += 1;
                 }
                 Source::Disk => {}
+            }
+            if let Some(telling) = telling {
+                self.tell_read(telling, block);
             }
         }
         let asked = || PoolIndex::all().zip(counts).filter(|(_, count)| *count > 0);

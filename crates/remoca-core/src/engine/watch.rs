@@ -19,7 +19,6 @@
 use super::admit::ADVICE_MAX;
 use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
 use super::disks::page_of;
-use super::fetches::Source;
 use super::{Admission, DiskEngine};
 use crate::curve::{Event, Unreadable, What, Windows};
 use crate::fingerprint::Fingerprint;
@@ -30,6 +29,15 @@ use std::ops::{DerefMut, Range};
 const GHOST_ONE_OF: u32 = 8;
 /// Maximum number of overwritten blocks that are noted one by one.
 const OVERWRITTEN_MAX: u64 = 16;
+
+/// What the curves are told of the blocks of a read.
+#[derive(Clone, Copy)]
+pub(super) struct Telling {
+    /// The event of the first block of the disk.
+    first: Event,
+    /// Whether blocks of a swap area are told otherwise.
+    looks_for_swap: bool,
+}
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets whether curves are kept, as they are by default.
@@ -82,21 +90,26 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Ok(())
     }
 
-    /// Notes that the guest reads whole blocks, whose sources were just looked up.
+    /// Returns what the curves are to be told of each block of a read ([`Self::tell_read`]), or `None` if nothing.
     #[inline]
-    pub(super) fn note_blocks_read(&mut self, now: Nanos, disk: DiskIndex, blocks: Range<u64>) {
+    pub(super) fn begin_telling(&mut self, now: Nanos, disk: DiskIndex) -> Option<Telling> {
         if !self.curves.is_on {
-            return;
+            return None;
         }
         self.curves.read_at = now;
         let are_evicted = self.admit.admission() == Admission::Reads;
-        for (at, bno) in blocks.enumerate() {
-            if matches!(self.sources.get(at), Some(Source::Zero)) {
-                continue;
-            }
-            let block = BlockId { disk, bno: BlockNumber(bno) };
-            let is_evicted = are_evicted && !self.disks.is_swap(block);
-            self.tell_curves(if is_evicted { What::ReadAndEvicted } else { What::Read }, block);
+        let what = if are_evicted { What::ReadAndEvicted } else { What::Read };
+        let first = Event::new(what, BlockId { disk, bno: BlockNumber(0) });
+        Some(Telling { first, looks_for_swap: are_evicted && self.disks.has_swap(disk) })
+    }
+
+    /// Tells the curves that the guest reads a block, which is not known to be zero.
+    #[inline]
+    pub(super) fn tell_read(&mut self, telling: Telling, block: BlockId) {
+        if telling.looks_for_swap && self.disks.is_swap(block) {
+            self.tell_curves(What::Read, block);
+        } else if self.curves.note(telling.first.of_block(block.bno)) {
+            self.settle_curves();
         }
     }
 
