@@ -458,6 +458,59 @@ proptest! {
     }
 }
 
+/// Events that are taken together do what they do one by one, also when the threshold falls in between.
+#[test]
+fn events_are_taken_together_as_one_by_one() {
+    let mut random = Random(17);
+    for blocks in [3, 60, 9000, 40_000] {
+        let mut together = MissRatioCurve::new(&KEY, FAR);
+        let mut single = together.clone();
+        for round in 0..400_usize {
+            if round % 150 == 149 {
+                [&mut together, &mut single].map(|curve| curve.see_class_of(if round < 200 { 8 } else { 1 }));
+            }
+            let whats: &[What] = match round % 4 {
+                0 => &[What::Read],
+                1 => &[What::Evicted, What::Read],
+                2 => &[What::ReadAndEvicted],
+                _ => &[What::Read, What::ReadAndEvicted, What::Evicted, What::Discarded],
+            };
+            let events: Vec<_> = (0..64)
+                .map(|_| {
+                    (whats[usize::try_from(random.below(whats.len() as u64)).unwrap()], block(random.below(blocks)))
+                })
+                .collect();
+            for (what, block) in &events {
+                match what {
+                    What::Read => single.read(*block),
+                    What::ReadAndEvicted => single.read_and_evicted(*block),
+                    What::Evicted => single.evicted(*block),
+                    What::Discarded => single.discarded(*block),
+                }
+            }
+            let events: Vec<_> = events.iter().map(|(what, block)| Event::new(*what, *block)).collect();
+            assert!(
+                events.iter().all(|event| event.is_read() == matches!(event.what(), What::Read | What::ReadAndEvicted))
+            );
+            together.take(&events);
+            assert_eq!((together.rate(), together.followed()), (single.rate(), single.followed()), "round {round}");
+        }
+        assert_eq!(together.to_bytes(), single.to_bytes());
+    }
+}
+
+#[test]
+fn an_event_tells_its_disk_and_what_happened() {
+    let [here, there] = [0, 4095].map(|disk| BlockId { disk: DiskIndex(disk), bno: BlockNumber((1 << 40) - 1) });
+    for what in [What::Read, What::ReadAndEvicted, What::Evicted, What::Discarded] {
+        let event = Event::new(what, there);
+        assert_eq!((event.what(), event.disk(), event.name()), (what, there.disk, priority::name(there)));
+        let first = Event::new(what, BlockId { bno: BlockNumber(0), ..there });
+        assert_eq!(first.of_block(there.bno).0, event.0);
+        assert!(first.is_of_disk_of(event) && !first.is_of_disk_of(Event::new(what, here)));
+    }
+}
+
 #[test]
 fn a_wide_range_is_discarded_as_its_blocks_are() {
     let mut curve = after(20_000, 30_000);
