@@ -467,7 +467,8 @@ fn events_are_taken_together_as_one_by_one() {
         let mut single = together.clone();
         for round in 0..400_usize {
             if round % 150 == 149 {
-                [&mut together, &mut single].map(|curve| curve.see_class_of(if round < 200 { 8 } else { 1 }));
+                let classes = if round < 200 { 8 } else { 1 };
+                [&mut together, &mut single].into_iter().for_each(|curve| curve.see_class_of(classes));
             }
             let whats: &[What] = match round % 4 {
                 0 => &[What::Read],
