@@ -58,8 +58,8 @@ pub(super) struct Curves {
     /// Events that the curves have not taken yet, oldest first: the first `count`.
     waiting: [Event; WAITING_MAX],
     count: usize,
-    /// Time of the newest read.
-    pub(super) read_at: Nanos,
+    /// Time of the newest read; `None` before the first one.
+    pub(super) read_at: Option<Nanos>,
 }
 
 impl Curves {
@@ -68,7 +68,7 @@ impl Curves {
         let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
         let (vm, nowhere) = (Watched::new(&key, reach), BlockId { disk: DiskIndex(0), bno: BlockNumber(0) });
-        let (waiting, count, read_at) = ([Event::new(What::Discarded, nowhere); WAITING_MAX], 0, Nanos(0));
+        let (waiting, count, read_at) = ([Event::new(What::Discarded, nowhere); WAITING_MAX], 0, None);
         Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., waiting, count, read_at }
     }
 
@@ -96,7 +96,7 @@ impl Curves {
 
     /// Ends the windows that are long enough.
     pub(super) fn advance(&mut self) {
-        let read_at = self.read_at;
+        let Some(read_at) = self.read_at else { return };
         for Watched { curve, windows } in self.all() {
             windows.advance(read_at, curve);
         }
@@ -117,19 +117,17 @@ impl Curves {
     pub(super) fn read(&self, bytes: &[u8]) -> Result<MissRatioCurve, Unreadable> {
         let mut curve = MissRatioCurve::from_bytes(&self.key, bytes)?;
         curve.grow_reach(self.reach);
+        curve.limit_rate(self.rate_max);
         Ok(curve)
     }
 
-    /// Counts reads of blocks that no cache answers.
-    pub(super) fn bypass(&mut self, disk: DiskIndex, blocks: u64) {
-        if self.is_on {
-            self.each_of(disk, |watched| watched.curve.missed(blocks));
-        }
+    /// Returns whether a disk has a curve, perhaps that of the VM.
+    pub(super) fn has_curve(&self, disk: DiskIndex) -> bool {
+        self.only == Some(disk) || self.disks.contains_key(&disk)
     }
 
-    /// Takes many overwritten blocks out of the queues.
+    /// Takes many overwritten blocks out of the queues. No event may wait.
     pub(super) fn overwritten(&mut self, disk: DiskIndex, blocks: Range<u64>) {
-        self.settle();
         self.each_of(disk, |watched| watched.curve.discarded_range(disk, blocks.clone()));
     }
 
@@ -177,12 +175,17 @@ impl Curves {
         if self.disks.len() < DISK_CURVES_MAX {
             let mut watched = Watched::new(&self.key, self.reach);
             watched.curve.limit_rate(self.rate_max);
-            let vm = &self.vm.curve;
-            watched.curve.see_class_of(vm.classes());
-            if vm.classes() == 1 {
-                watched.curve.see_one_of(vm.one_of());
-            }
+            self.see_as_vm(&mut watched.curve);
             self.disks.insert(disk, watched);
+        }
+    }
+
+    /// Has the curve of a disk see as much of evictions as that of the VM.
+    pub(super) fn see_as_vm(&self, curve: &mut MissRatioCurve) {
+        let vm = &self.vm.curve;
+        curve.see_class_of(vm.classes());
+        if vm.classes() == 1 {
+            curve.see_one_of(vm.one_of());
         }
     }
 

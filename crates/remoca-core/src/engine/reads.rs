@@ -33,14 +33,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if range.covered_blocks() != range.touched_blocks() {
             self.streams.note_route(range, false);
             self.stats.misaligned_reads += 1;
-            self.curves.bypass(disk, block_count(range));
+            self.note_missed(disk, block_count(range));
             self.ask_disk(now, id, ReadReason::Needed);
             return;
         }
         if !self.disks.is_sound(disk, range) {
             self.streams.note_route(range, false);
             self.stats.missed_blocks += block_count(range);
-            self.curves.bypass(disk, block_count(range));
+            self.note_missed(disk, block_count(range));
             self.ask_disk(now, id, ReadReason::Needed);
             return;
         }

@@ -75,16 +75,19 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// # Errors
     /// If the bytes are no curve of a process with the same key. The present curve stays then.
     pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
-        let curves = &mut self.curves;
-        curves.settle();
+        self.curves.settle();
         let Some(disk) = disk else {
-            curves.vm.curve = curves.read(bytes)?;
+            self.curves.vm.curve = self.curves.read(bytes)?;
+            // The former process may have seen another share of the evictions.
+            self.follow_change();
             return Ok(());
         };
+        let curves = &mut self.curves;
         if bytes.is_empty() {
             curves.only = Some(disk);
         } else if curves.disks.len() < DISK_CURVES_MAX {
-            let curve = curves.read(bytes)?;
+            let mut curve = curves.read(bytes)?;
+            curves.see_as_vm(&mut curve);
             curves.disks.insert(disk, Watched { curve, windows: Windows::default() });
         }
         Ok(())
@@ -96,7 +99,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !self.curves.is_on {
             return None;
         }
-        self.curves.read_at = now;
+        self.curves.read_at = Some(now);
         let are_evicted = self.admit.admission() == Admission::Reads;
         let what = if are_evicted { What::ReadAndEvicted } else { What::Read };
         let first = Event::new(what, BlockId { disk, bno: BlockNumber(0) });
@@ -113,6 +116,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
+    /// Notes a read of so many blocks that no cache answers, whatever its size.
+    pub(super) fn note_missed(&mut self, disk: DiskIndex, blocks: u64) {
+        if !self.curves.is_on {
+            return;
+        }
+        if !self.curves.has_curve(disk) {
+            // A read that waits may give it one. Without that, another disk's curve may be a copy that has these reads too.
+            self.settle_curves();
+        }
+        self.curves.each_of(disk, |watched| watched.curve.missed(blocks));
+    }
+
     /// Notes that these blocks are overwritten or discarded.
     #[inline]
     pub(super) fn note_overwritten(&mut self, disk: DiskIndex, blocks: Range<u64>) {
@@ -120,6 +135,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         if blocks.end - blocks.start > OVERWRITTEN_MAX {
+            // What waits was before it.
+            self.settle_curves();
             return self.curves.overwritten(disk, blocks);
         }
         for bno in blocks {

@@ -229,6 +229,88 @@ fn curves_reach_as_far_as_twice_the_largest_cache() {
     assert_eq!(bench.engine.curve(bench.now, None, &[]).unwrap().reach, PageCount(2 * large));
 }
 
+/// Returns a bench without cache and agent: the disk answers each read.
+fn of_disk_alone() -> Bench {
+    Bench::new(EngineConfig { cache: PageCount(0), has_port: false, ..config() })
+}
+
+#[test]
+fn windows_end_also_where_a_long_write_comes_before_64_events() {
+    let mut bench = of_disk_alone();
+    for round in 0..40 {
+        for bno in 0..30 {
+            bench.wait(100 * MS);
+            read(&mut bench, DISK, round * 30 + bno, 1);
+        }
+        bench.do_from_disk(write(blocks(5000, 17)), &page(9).repeat(17));
+    }
+    let report = bench.engine.curve(bench.now, None, &[]).unwrap();
+    assert_eq!(report.last_window.len(), 23);
+    assert!(report.reads < 1200., "the reads of the window fade: {}", report.reads);
+}
+
+#[test]
+fn the_first_window_begins_with_a_read() {
+    let mut bench = of_disk_alone();
+    (0..100).for_each(|bno| bench.do_from_disk(write(blocks(bno, 1)), &page(1)));
+    assert!(bench.engine.curve(bench.now, None, &[]).is_none());
+    bench.wait(3_600_000 * MS);
+    (0..100).for_each(|bno| _ = read(&mut bench, DISK, bno, 1));
+    bench.wait(2000 * MS);
+    let rate = bench.engine.curve(bench.now, None, &[]).unwrap().reads_per_s.unwrap();
+    assert!((1. ..=50.).contains(&rate), "{rate} reads each second");
+}
+
+/// Each of them happens while events wait that were before it.
+#[test]
+fn what_is_done_at_once_comes_after_the_events_before_it() {
+    let mut bench = Bench::connected();
+    read(&mut bench, DISK, 1, 1);
+    evict(&mut bench, 1);
+    bench.do_from_disk(GuestOp::Discard(blocks(0, 17)), &[]);
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(hits(&mut bench, None), Some((vec![0; 4], 2)), "a long discard");
+
+    let mut bench = Bench::connected();
+    for (disk, value) in [(DISK, 1), (OTHER_DISK, 2)] {
+        read(&mut bench, disk, 1, value);
+        evict(&mut bench, value);
+    }
+    bench.engine.remove_disk(OTHER_DISK);
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(hits(&mut bench, None), Some((vec![1; 4], 3)), "a disk goes");
+    assert_eq!(hits(&mut bench, Some(OTHER_DISK)), None);
+
+    let mut bench = of_disk_alone();
+    [DISK, OTHER_DISK].into_iter().for_each(|disk| _ = read(&mut bench, disk, 1, 1));
+    bench.request(0, OTHER_DISK, GuestOp::Read(ByteRange { offset: 4096 * 5 + 512, length: 4096 }));
+    bench.disk_done(0, Ok(()), &page(7));
+    assert_eq!(hits(&mut bench, Some(DISK)), Some((vec![0; 4], 1)), "parts of blocks of the other disk");
+    assert_eq!(hits(&mut bench, Some(OTHER_DISK)), Some((vec![0; 4], 3)));
+}
+
+/// The former process had a cache, and this one has none, so it sees one of eight evictions and can follow few blocks.
+#[test]
+fn curves_of_a_former_process_follow_what_this_one_sees_at_once() {
+    let mut former = Bench::connected();
+    for (disk, value) in [(DISK, 1), (OTHER_DISK, 2)] {
+        read(&mut former, disk, 1, value);
+        evict(&mut former, value);
+    }
+    let ghost = EngineConfig { cache: PageCount(0), guest_memory: PageCount(1 << 17), ..config() };
+    let (mut fresh, mut next) = (Bench::new(ghost), Bench::new(ghost));
+    let kept = former.engine.curves_to_bytes();
+    assert_eq!(kept.len(), 3);
+    kept.iter().for_each(|(disk, bytes)| next.engine.restore_curve(*disk, bytes).unwrap());
+    read(&mut fresh, DISK, 1, 1);
+    let wanted = fresh.engine.curve(fresh.now, None, &[]).unwrap();
+    assert!(wanted.rate <= 0.25 && wanted.one_of == 8, "{wanted:?}");
+    for disk in [None, Some(DISK), Some(OTHER_DISK)] {
+        let report = next.engine.curve(next.now, disk, &[]).unwrap();
+        assert_eq!((report.rate, report.one_of), (wanted.rate, 8), "{disk:?}");
+    }
+}
+
 #[test]
 fn curves_can_be_turned_off() {
     let mut bench = Bench::connected();
