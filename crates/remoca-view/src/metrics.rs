@@ -95,7 +95,7 @@ pub const METRICS: [Metric; 38] = [
     gauge(
         "disks_without_memory",
         "Disks that do not work, because the hypervisor that has attached them shares no guest memory.",
-        |_, shown| disks(shown, |status, disk| status.memory.guest_bytes == 0 && needs_memory(disk)),
+        |_, shown| disks(shown, |status, disk| status.memory.guest_bytes == 0 && needs_memory(status, disk)),
     ),
     gauge(
         "agent_running",
@@ -332,6 +332,7 @@ mod tests {
         assert_eq!(faults(|status| status.memory.guest_bytes = 0), ["0", "0", "2"]);
         let elsewhere = faults(|status| {
             status.disks[1].store = "waiting".into();
+            status.memory.guest_bytes = 0;
             status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
         });
         assert_eq!(elsewhere, ["0", "0", "0"], "another process has them");

@@ -29,7 +29,7 @@ pub fn attached(status: &Status) -> Finding {
 /// Returns whether the guest's memory is shared with the process, or `None` if no disk needs that.
 #[must_use]
 pub fn memory(status: &Status) -> Option<Finding> {
-    status.disks.iter().any(needs_memory).then(|| match status.memory.guest_bytes {
+    status.disks.iter().any(|disk| needs_memory(status, disk)).then(|| match status.memory.guest_bytes {
         0 => Finding::failed(
             "guest memory",
             "none of it is shared with this process, so its disks do not work",
@@ -40,9 +40,11 @@ pub fn memory(status: &Status) -> Option<Finding> {
 }
 
 /// Returns whether a disk works only if the guest's memory is shared with the process: a hypervisor has attached it, and no NBD client.
+/// One to which a VM migrates attaches its disks at once, and shares the memory when the guest runs there.
 #[must_use]
-pub fn needs_memory(disk: &DiskStatus) -> bool {
-    disk.attached && disk.nbd_clients.is_none()
+pub fn needs_memory(status: &Status, disk: &DiskStatus) -> bool {
+    let has_disks = status.migration.as_ref().is_none_or(|migration| migration.has_disks);
+    has_disks && disk.attached && disk.nbd_clients.is_none()
 }
 
 /// Returns whether the agent in the guest reports, or `None` while no guest has attached the port.
