@@ -15,6 +15,7 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::time::Instant;
 use tempfile::TempDir;
 
 const MIB: usize = 1 << 20;
@@ -105,7 +106,7 @@ impl Vm {
     /// Says `remoca disk CHANGE`, and checks that the guest goes on. Says it again if the new program, for which all guests wait, had
     /// no processor for so long that it left out the disk that comes.
     fn say(&mut self, change: &[&str]) -> Output {
-        let mut late = self.late_openings();
+        let (mut late, give_up_at) = (self.late_openings(), Instant::now() + 3 * PATIENCE);
         loop {
             let said = run_command(&mut self.change(change));
             assert!(self.guest.is_connected() && self.program.is_running(), "{}", self.program.log());
@@ -115,7 +116,8 @@ impl Vm {
             if said.status.success() || late == before && !is_held_up {
                 return said;
             }
-            assert!(late < 10, "a disk is late again and again: {}", self.program.log());
+            let has_time = Instant::now() < give_up_at;
+            assert!(late < 10 && has_time, "a disk is late again and again: {}", self.program.log());
         }
     }
 
