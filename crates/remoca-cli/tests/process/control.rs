@@ -14,6 +14,8 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// How long `remoca set` waits for a memory server.
+const GRANT_TIME_MAX: Duration = Duration::from_secs(3);
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
 const NOBODY: u32 = 65534;
@@ -180,8 +182,13 @@ fn a_size_that_is_set_reaches_the_server() {
         (&["--on"], "test: cache 4M, all granted\n", 1024),
         (&["--cache", "6M", "--on"], "test: cache 6M, all granted\n", 1536),
     ] {
-        // The command does not wait for long.
-        wait_until(said, || text(&ask(&machine, "set", arguments)) == said);
+        // The command waits for the server, but not for long.
+        wait_until(said, || {
+            let begun = Instant::now();
+            let is_said = text(&ask(&machine, "set", arguments)) == said;
+            assert!(is_said || begun.elapsed() >= GRANT_TIME_MAX, "it did not wait: {said}");
+            is_said
+        });
         wait_until("the server gives or takes", || {
             server.pages_given() == pages && machine.status().cache.granted_bytes == pages * 4096
         });
