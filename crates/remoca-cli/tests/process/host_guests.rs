@@ -194,7 +194,7 @@ fn balloons_that_lie_hang_die_or_stay_where_they_are_give_nothing_away() {
         (0..3).all(|at| is_asked(&host, at)) && is_asked(&host, 5)
     });
     host.guests[5].qemu.die();
-    wait_at_most(ROUND_TIME, "the balloons that do not follow are left alone", || {
+    wait_at_most(ROUND_TIME, "the balloons that do not follow are not asked again", || {
         assert!(daemon.is_running(), "{}", daemon.log());
         host.check_total(36);
         host.guests.iter_mut().for_each(|guest| guest.vm.pass());

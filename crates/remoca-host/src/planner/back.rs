@@ -1,6 +1,6 @@
 //! All guests get all of their memory back, because the operator wants it: tiers shrink first, then balloons are told.
 //!
-//! 1. Neither curves nor windows count, and a balloon that was left alone is told as well.
+//! 1. Neither curves nor windows count, and a balloon that is otherwise not asked now is told as well.
 //! 2. What guests lend leaves the tiers: first that of the guest itself, then all others by what they have above their minimum. A guest
 //!    gets what was seen to come back, or nobody has.
 

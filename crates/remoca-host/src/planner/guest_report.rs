@@ -5,6 +5,7 @@ use super::interface::{GuestTerms, Phase};
 use super::{Moment, Planner};
 use crate::guest::Unusable;
 use crate::limits::Limits;
+use crate::text::time_left;
 use remoca_io::show::show_size;
 use remoca_protocol::host::{HostGuest, HostGuests};
 use std::time::Duration;
@@ -39,10 +40,10 @@ impl Planner {
     fn round_text(&self, at: Moment, rest: Duration) -> String {
         let passed = self.passed(at);
         match self.round.phase {
-            Phase::Rest if !self.settings.applies => "a round would take what guests could lend, for a while".into(),
+            Phase::Rest if !self.settings.applies => "in a round, guests would lend at most what is under COULD".into(),
             Phase::Rest if rest == GuestTerms::NO_ROUNDS.rest => "guests lend nothing".into(),
             Phase::Rest if passed >= rest => "a round begins when a guest can lend something".into(),
-            Phase::Rest => format!("the next round begins in {} s", (rest - passed).as_secs()),
+            Phase::Rest => format!("the next round begins in {}", time_left(rest - passed)),
             Phase::Lend => "guests lend memory to their caches".into(),
             Phase::Observe => format!("the curves are observed, for {} s so far", passed.as_secs()),
             Phase::Divide => "the caches are divided".into(),
@@ -59,8 +60,7 @@ impl Planner {
             (None, Some(why), _) => ("short", format!("it is short of memory: {why}")),
             (None, None, Some(why)) if guest.is_left(now) => ("stuck", why),
             (None, None, Some(why)) => ("advised", why),
-            (None, None, None) if taken_bytes > 0 => ("usable", "it lends memory".into()),
-            (None, None, None) => ("usable", lender_text(guest.could_lend(limits))),
+            (None, None, None) => ("usable", lender_text(now, guest, limits)),
         };
         HostGuest {
             state: state.into(),
@@ -76,9 +76,16 @@ impl Planner {
     }
 }
 
-fn lender_text(could_lend: u64) -> String {
-    match could_lend {
+/// Returns what a guest lends or could lend, and for how long it is not asked for more.
+fn lender_text(now: Duration, guest: &KnownGuest, limits: &Limits) -> String {
+    let could_lend = guest.could_lend(limits);
+    let text: String = match could_lend {
+        _ if guest.taken() > 0 => "it lends memory".into(),
         0 => "it has too little above its minimum (guest-minimum)".into(),
         bytes => format!("it could lend {}", show_size(bytes)),
+    };
+    match guest.spared_for(now).filter(|_| could_lend > 0) {
+        Some(left) => format!("{text}; it was told to take memory back, and is asked for none for {}", time_left(left)),
+        None => text,
     }
 }

@@ -9,6 +9,7 @@
 use super::interface::{GuestRecord, Moment};
 use crate::guest::{GuestMemory, Unusable};
 use crate::limits::Limits;
+use crate::text::{not_asked_for, time_left};
 use std::time::Duration;
 
 /// Most that is taken from a guest at a time, beside a share of its memory.
@@ -49,7 +50,7 @@ pub(super) struct KnownGuest {
     unseen_since: Option<Duration>,
     /// Why its memory cannot be moved now.
     pub(super) unusable: Option<Unusable>,
-    /// Its balloon did not do what it was asked to, and is left alone until then.
+    /// Its balloon did not do what it was asked to, and is not asked again until then.
     pub(super) left: Option<(Duration, String)>,
     /// When its size changed last, and the blocks it had read until then.
     changed: Option<(Duration, u64)>,
@@ -68,15 +69,15 @@ pub(super) struct KnownGuest {
 }
 
 impl KnownGuest {
-    /// Returns a guest that was not heard of yet by this daemon. What a former one left alone is left alone for ten windows at most.
+    /// Returns a guest that was not heard of yet by this daemon. A balloon that a former one had stopped asking
+    /// is not asked again for ten windows at most.
     pub(super) fn new(at: Moment, window: Duration, recorded: Option<GuestRecord>) -> Self {
         let until = |until_s: u64| {
             let left = Duration::from_secs(until_s.saturating_sub(at.unix_s)).min(LEFT_WINDOWS * window);
             (!left.is_zero()).then_some(at.now + left)
         };
         let left = recorded.and_then(|sizes| until(sizes.left_until_s));
-        let why =
-            || "its balloon did not do what a former daemon asked of it, and is left alone for a while".to_owned();
+        let why = || "its balloon did not do what a former daemon asked of it".to_owned();
         Self {
             sizes: recorded,
             memory: None,
@@ -152,7 +153,8 @@ impl KnownGuest {
                     .into(),
             );
         }
-        self.left.as_ref().filter(|_| self.is_left(now)).map(|(_, why)| why.clone())
+        let (until, why) = self.left.as_ref().filter(|_| self.is_left(now))?;
+        Some(format!("{why}; {}", not_asked_for(until.saturating_sub(now))))
     }
 
     /// Returns why nothing is taken from it now, though it can get back what was; `None` if something may be.
@@ -179,17 +181,25 @@ impl KnownGuest {
             return Some(why);
         }
         if self.is_spared(at.now) {
-            return Some("it lends nothing for a while".into());
+            return Some(self.spared_for(at.now).map_or_else(
+                || "its balloon may still be working towards an earlier size".into(),
+                |left| format!("it was told to take memory back, and lends nothing for {}", time_left(left)),
+            ));
         }
         (self.has() > from_bytes).then(|| "it got more memory since that was planned".into())
     }
 
-    /// Returns whether it lends nothing for a while, because it was short of memory or may not have what is its own.
+    /// Returns for how long it lends nothing because it was to get memory back; `None` if that does not keep it from lending.
+    pub(super) fn spared_for(&self, now: Duration) -> Option<Duration> {
+        self.spared_until?.checked_sub(now).filter(|left| !left.is_zero())
+    }
+
+    /// Returns whether it lends nothing now, because it was short of memory or may not have what is its own.
     fn is_spared(&self, now: Duration) -> bool {
         self.spared_until.is_some_and(|until| now < until) || self.is_untold()
     }
 
-    /// Leaves it alone from now on, for a while.
+    /// Asks it nothing for `time`, because of `why`.
     pub(super) fn leave(&mut self, at: Moment, time: Duration, why: String) {
         self.left = Some((at.now + time, why));
         if let Some(sizes) = &mut self.sizes {
@@ -198,7 +208,7 @@ impl KnownGuest {
     }
 
     /// Notes that its balloon is told now what it is to leave to it, and whether it gets something from the reserve by that. It lends
-    /// nothing for a while.
+    /// nothing for `time`.
     pub(super) fn note_relief(&mut self, at: Moment, time: Duration, is_helped: bool) {
         (self.told_at, self.spared_until) = (Some(at.now), Some(at.now + time));
         if is_helped {
@@ -273,7 +283,7 @@ impl KnownGuest {
         if seen > slack { said.max(seen) } else { said }
     }
 
-    /// Returns whether its balloon is left alone.
+    /// Returns whether its balloon is asked nothing now.
     pub(super) fn is_left(&self, now: Duration) -> bool {
         self.left.as_ref().is_some_and(|(until, _)| now < *until)
     }

@@ -100,7 +100,7 @@ pub struct GuestRecord {
     /// Whether its balloon may still be at work on less than it is asked to leave: the last command did not get through.
     #[serde(default)]
     pub is_untold: bool,
-    /// Until when its balloon is left alone, and until when it lends nothing because it was short of memory, in seconds since 1970.
+    /// Until when its balloon is not asked again, and until when it lends nothing because it was short of memory, in seconds since 1970.
     #[serde(default)]
     pub left_until_s: u64,
     #[serde(default)]

@@ -331,7 +331,9 @@ impl Planner {
         let minimum = |name: &String| Some((name.clone(), self.vms.get(name)?.limits().minimum_bytes));
         let (name, bytes) = names.iter().filter_map(minimum).find(|(_, bytes)| *bytes > memory.total_bytes)?;
         let (minimum, total) = (show_size(bytes), show_size(memory.total_bytes));
-        Some(format!("the minimum of {name} is {minimum}, of {total} for all VMs: mend its file ([memory] minimum)"))
+        Some(format!(
+            "the minimum of {name} is {minimum}, more than the {total} for all VMs: lower it in the file of {name} ([memory] minimum)"
+        ))
     }
 
     fn subject(&self, now: Duration, name: &str, memory: Memory) -> Subject<'_> {

@@ -53,7 +53,7 @@ impl Planner {
                     self.drop_exchange(at, &name, "its guest is migrating");
                     self.promise(at, &name, "its guest is migrating, and was to lend".into(), 0);
                 } else if is_free && is_owed {
-                    self.promise(at, &name, "its balloon may not have heard what it is to leave to it".into(), 0);
+                    self.promise(at, &name, "its balloon may have missed its last size, and is told again".into(), 0);
                 }
                 continue;
             };
@@ -279,7 +279,7 @@ impl Planner {
         }
     }
 
-    /// Leaves the memory of a guest alone for some windows.
+    /// Asks nothing of the balloon of a guest for some windows.
     pub(super) fn leave(&mut self, at: Moment, name: &str, why: String) {
         let time = LEFT_WINDOWS * self.settings.window;
         if let Some(guest) = self.guests.get_mut(name) {

@@ -111,7 +111,7 @@ impl Planner {
             Why::TooMuch => "it has more than its maximum, or all have more than the total".into(),
             Why::Unsure => "what it would gain is within the error of its curve".into(),
             Why::Spared => "all have more than the total, and it has no more than its share".into(),
-            Why::NotWorth => "what it would gain is not worth the moving".into(),
+            Why::NotWorth => "what it would gain is not worth moving memory for".into(),
             Why::Idle => "its guest reads too little to fill more in ten minutes".into(),
         }
     }

@@ -30,12 +30,11 @@ impl Planner {
             self.note_untold(name, true);
         }
         let what = match (resumed.is_over(), is_young) {
-            (true, _) => "nothing is left to do of it",
+            (true, _) => "nothing of it is left to do",
             (false, true) => "it is carried out",
             (false, false) => "what was done of it is undone",
         };
-        self.log
-            .note(at.unix_s, format!("a former daemon ended {age_s} s ago or later, with a plan under way: {what}"));
+        self.log.note(at.unix_s, format!("a former daemon ended in the last {age_s} s with a plan under way: {what}"));
         self.stepped_at = at.now;
         self.intent = Some(resumed).filter(|intent| !intent.is_over());
     }

@@ -190,7 +190,7 @@ impl Planner {
         match phase {
             Phase::Lend => self.log.note(at.unix_s, "a round begins: guests lend memory to their caches".into()),
             Phase::Observe => self.log.note(at.unix_s, format!("guests have lent {lent}: the curves are observed")),
-            Phase::Rest => self.log.note(at.unix_s, format!("the round is over: guests still lend {lent}")),
+            Phase::Rest => self.log.note(at.unix_s, format!("the round is over: caches keep {lent} of guest memory")),
             Phase::Divide | Phase::Return | Phase::End => {}
         }
     }
@@ -241,10 +241,10 @@ impl Planner {
         }
     }
 
-    /// Leaves guests alone that took back what they had lent.
+    /// Asks nothing for some windows of guests that took back what they had lent.
     fn leave_takers(&mut self, at: Moment) {
         for (name, bytes) in self.takers() {
-            self.leave(at, &name, "it took back memory that it had lent, and is left alone for a while".into());
+            self.leave(at, &name, "it took back memory that it had lent".into());
             self.let_keep(&name, bytes);
         }
     }
@@ -284,7 +284,7 @@ impl Planner {
             guest.rebase();
             let from = guest.memory.as_ref().map_or(to, |memory| memory.actual_bytes);
             let grown = has.next_multiple_of(memory.unit_bytes).saturating_add(from - to);
-            let why = "its guest lends memory, so that its curve is seen".to_owned();
+            let why = "its guest lends memory to its cache for this round, to show what it reads with less".to_owned();
             moves.push(exchange(&name, Side::Guest, from, to, &why));
             moves.push(exchange(&name, Side::Tier, has, grown, &why));
         }

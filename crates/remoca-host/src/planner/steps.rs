@@ -4,7 +4,7 @@ use super::interface::Phase;
 use super::moves::{Move, Side, Stage};
 use super::{FOLLOW_TIME, Moment, Outcome, Planner, Step};
 
-/// Number of windows for which a VM that did not follow is left alone.
+/// Number of windows for which a VM that did not follow is not asked again.
 const IGNORED_WINDOWS: u32 = 10;
 
 impl Planner {

@@ -4,6 +4,7 @@ use crate::curve::Curve;
 use crate::limits::Limits;
 use crate::plan::{Memory, Standing, Subject};
 use crate::reading::{Answer, Reading};
+use crate::text::{not_asked_for, time_left};
 use std::time::Duration;
 
 /// How long a guest may read nothing before its curve is too old.
@@ -43,7 +44,7 @@ pub(super) struct KnownVm {
     unanswered: Option<(u64, Option<Duration>)>,
     /// Size by the record of a former daemon, if it has not answered this one.
     recorded: Option<u64>,
-    /// It did not do what it was told to, and is left alone until then.
+    /// It did not do what it was told to, and is not asked again until then.
     pub(super) ignored_until: Option<Duration>,
 }
 
@@ -222,13 +223,15 @@ impl KnownVm {
         if let Some(why) = self.reading.as_ref().and_then(|reading| reading.fixed.clone()) {
             return cannot(why);
         }
-        if self.ignored_until.is_some_and(|until| now < until) {
-            return cannot("it did not do what it was told to".into());
+        if let Some(left) = self.ignored_until.and_then(|until| until.checked_sub(now)).filter(|left| !left.is_zero()) {
+            let wait = not_asked_for(left);
+            return cannot(format!("it did not change its size as told (`remoca host log` says why); {wait}"));
         }
-        let changed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
-        let changed = changed.map(|passed| format!("it was changed {} s ago", passed.as_secs()));
-        if let Some(why) = changed.clone().filter(|_| !is_urgent) {
-            return cannot(why);
+        let passed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
+        let changed = passed.map(|passed| format!("it was changed {} s ago", passed.as_secs()));
+        if let (Some(why), Some(passed)) = (&changed, passed.filter(|_| !is_urgent)) {
+            let left = time_left(window.saturating_sub(passed));
+            return cannot(format!("{why}, and is not changed again for {left}"));
         }
         if let Some(why) = &self.mistake {
             // It may have a minimum that nobody knows.
@@ -241,7 +244,7 @@ impl KnownVm {
             return keeps(why.clone());
         }
         if self.readings < readings_min {
-            return cannot("it came lately, and has to be read once more".into());
+            return cannot("it is new, and must be read once more before it is changed".into());
         }
         let idle = now.saturating_sub(self.active_at);
         (idle >= STALE_AFTER)

@@ -332,7 +332,7 @@ fn a_successor_leaves_the_same_balloons_alone() {
     let mut world = two(170, [Manner::Honest, Manner::Stuck]);
     run_round(&mut world, |_| {});
     let why = |world: &World| world.planner.report(world.at).vms[1].guest.as_ref().unwrap().why.clone();
-    assert!(why(&world).contains("did not follow within 30 s"), "{}", why(&world));
+    assert!(why(&world).contains("did not follow within 30 s; the daemon does not ask it again"), "{}", why(&world));
     world.replace_daemon(Duration::from_secs(5));
     world.run(3, |_| {});
     assert!(why(&world).contains("a former daemon asked"), "{}", why(&world));

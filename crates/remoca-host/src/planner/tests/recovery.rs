@@ -227,7 +227,9 @@ fn a_vm_that_does_not_give_back_is_left_alone_and_nobody_gets_its_memory() {
     assert_eq!(world.process("vm0").wanted, 100);
     let report = world.planner.report(world.at);
     assert!(report.decisions[0].outcome.contains("did not follow within 30 s"), "{:?}", report.decisions);
-    assert!(report.vms[1].why.contains("did not do what it was told to"), "{:?}", report.vms[1]);
+    for words in ["did not change its size as told", "the daemon does not ask it again for ", " min"] {
+        assert!(report.vms[1].why.contains(words), "{:?}", report.vms[1]);
+    }
     assert_eq!(world.steps.len(), 1);
 }
 

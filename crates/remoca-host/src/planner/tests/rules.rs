@@ -60,7 +60,7 @@ fn a_gain_within_the_error_or_not_worth_the_moving_is_left() {
     world.run(20, |_| {});
     assert!(world.steps.is_empty());
     let report = world.planner.report(world.at);
-    assert_eq!(vm(&report.vms, "vm0").why, "what it would gain is not worth the moving");
+    assert_eq!(vm(&report.vms, "vm0").why, "what it would gain is not worth moving memory for");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn vms_that_come_are_read_twice_and_those_that_went_leave_their_memory() {
     world.processes.insert("vm5".into(), honest(Shape::Flat(10), 1));
     world.run(1, |_| {});
     let report = world.planner.report(world.at);
-    assert!(vm(&report.vms, "vm5").why.contains("came lately"), "{:?}", vm(&report.vms, "vm5"));
+    assert!(vm(&report.vms, "vm5").why.contains("it is new"), "{:?}", vm(&report.vms, "vm5"));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_vm_without_a_trustworthy_curve_keeps_what_it_has_and_says_so() {
         let mut world =
             World::new(vec![gains(), Process::new(Shape::Flat(50), nature, 80), honest(Shape::Flat(50), 30)]);
         world.run(1, |_| {});
-        assert!(vm(&world.planner.report(world.at).vms, "vm0").why.contains("came lately"));
+        assert!(vm(&world.planner.report(world.at).vms, "vm0").why.contains("it is new"));
         world.run(looks, |world| assert!(world.held() <= TOTAL));
         let report = world.planner.report(world.at);
         assert!(vm(&report.vms, "vm1").why.contains(expected), "{:?}", report.vms);
@@ -215,7 +215,8 @@ fn a_minimum_of_more_than_there_is_is_named_and_takes_no_room_in_the_daemon() {
     let mut world = World::new(vec![wrong, honest(Shape::Flat(50), 100)]);
     world.run(5, |_| {});
     let state = world.planner.report(world.at).state;
-    let said = "the minimum of vm0 is 100T, of 400M for all VMs: mend its file ([memory] minimum)";
+    let said =
+        "the minimum of vm0 is 100T, more than the 400M for all VMs: lower it in the file of vm0 ([memory] minimum)";
     assert_eq!(state, format!("nothing is changed: {said}"));
     // A division has a miss ratio for each of these units.
     let vm = &world.planner.vms["vm0"];

@@ -40,7 +40,7 @@ fn one_that_refuses_costs_the_others_nothing_for_long() {
     world.run(61, |world| assert!(world.held() <= TOTAL));
     assert_eq!(world.processes["vm0"].wanted, 50);
     let asked = world.steps.iter().filter(|(_, step)| step.vm == "vm0").count();
-    assert_eq!(asked, 1, "it is left alone for ten windows: {:?}", world.steps);
+    assert_eq!(asked, 1, "it is not asked again for ten windows: {:?}", world.steps);
     assert_eq!(world.processes["vm1"].wanted, 150, "what was taken for it is given back");
     let refused =
         world.planner.report(world.at).decisions.into_iter().find(|decision| decision.vm.as_deref() == Some("vm0"));
