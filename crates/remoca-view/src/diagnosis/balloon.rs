@@ -15,7 +15,7 @@ fn of_guest(name: &str, guest: &HostGuest) -> Option<Finding> {
     match guest.state.as_str() {
         "stuck" => Some(Finding::warning(
             "balloon",
-            format!("{why}. The memory of its guest is left alone"),
+            why,
             format!(
                 "Does the guest have the virtio_balloon driver, and is memory free in it? Raise guest-minimum in the table [memory] of {name}, or leave out its monitor"
             ),
@@ -39,7 +39,7 @@ mod tests {
     #[test]
     fn a_balloon_that_does_not_follow_is_a_problem_of_its_vm() {
         let of = |state: &str, taken_bytes: u64| {
-            let why = "its balloon did not follow within 30 s\x1b".into();
+            let why = "its balloon did not follow within 30 s; the daemon does not ask it again for 9 min\x1b".into();
             let guest = Some(HostGuest { state: state.into(), taken_bytes, why, ..HostGuest::default() });
             let vm = HostVm { name: "web1".into(), guest, ..HostVm::default() };
             let report = HostReport { vms: vec![HostVm::default(), vm], ..HostReport::default() };
@@ -47,7 +47,7 @@ mod tests {
         };
         let stuck = of("stuck", 0);
         assert!(
-            stuck.len() == 1 && stuck[0].contains("web1") && stuck[0].contains("within 30 s. The memory"),
+            stuck.len() == 1 && stuck[0].contains("web1") && stuck[0].contains("within 30 s; the daemon"),
             "{stuck:?}"
         );
         assert!(of("silent", 1 << 30)[0].contains("1G were taken"));
