@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// Time in which a daemon that was just started has its first report.
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-const LATE: &str = "the daemon that runs has not done it in 300 s: `remoca host log` shows how far it is. If it is of an older version, restart it";
+const LATE: &str = "the daemon that runs has not done it in 300 s: `remoca host log` shows how far it is. If it is of an older version, restart it (`systemctl restart remoca-host`), then repeat the command";
 const STOPPED: &str =
     "stopped: the daemon that runs goes on with what it has begun, and `remoca host status` shows how far it is";
 
@@ -58,9 +58,9 @@ pub(super) fn run(config: &Path, directory: &Path) -> Result<()> {
     io::stdout().write_all(text.as_bytes())?;
     match lacking {
         0 => Ok(()),
-        1 => bail!("a guest does not have all of its memory back: NOTE says why. Mend that, and repeat the command"),
+        1 => bail!("a guest does not have all of its memory back: NOTE says why. Fix that, then repeat the command"),
         count => bail!(
-            "{count} guests do not have all of their memory back: NOTE says why. Mend that, and repeat the command"
+            "{count} guests do not have all of their memory back: NOTE says why. Fix that, then repeat the command"
         ),
     }
 }
@@ -88,13 +88,11 @@ fn alone(config: &Path, directory: &Path, paths: &Paths, signals: &Signals) -> R
 fn by_daemon(paths: &Paths, signals: &Signals) -> Result<Option<HostReport>> {
     let Some(before) = report_within(START_PATIENCE, paths, signals)? else { return Ok(None) };
     if before.resource != Resource::Local.name() {
-        bail!(
-            "the daemon that runs divides {}s, and moves no memory of guests: stop it (`systemctl stop remoca-host`), and repeat the command",
-            before.resource
-        );
+        let resource = &before.resource;
+        bail!("the daemon that runs divides {resource}s, and moves no memory of guests. {}", stop_first(before.pid));
     }
     if !before.applies {
-        bail!("the daemon that runs only watches: stop it (`systemctl stop remoca-host`), and repeat the command");
+        bail!("the daemon that runs only watches (no `--apply`). {}", stop_first(before.pid));
     }
     let path = &paths.request;
     request::make(path).with_context(|| format!("cannot ask the daemon by {}", path.display()))?;
@@ -111,6 +109,14 @@ fn by_daemon(paths: &Paths, signals: &Signals) -> Result<Option<HostReport>> {
         }
     }
     report_within(Duration::ZERO, paths, signals)
+}
+
+/// Returns what to do about a daemon that cannot do it.
+fn stop_first(pid: u32) -> String {
+    format!(
+        "Stop it (`systemctl stop remoca-host`; if it is not that service, end process {pid}), repeat this command, and start it again \
+         (`systemctl start remoca-host`)"
+    )
 }
 
 /// Returns the report of whoever has the lock, for which it has so much time. Returns `None` if nobody has it any longer.

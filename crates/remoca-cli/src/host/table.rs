@@ -60,7 +60,7 @@ fn add_guests(text: &mut String, report: &HostReport, guests: &HostGuests, width
         let (home, has) = (size(guest.home_bytes), size(guest.guest_bytes));
         let (lent, could, least) = (show_size(guest.lent_bytes), size(could), size(least));
         let why = match guest.state.as_str() {
-            "advised" => format!("only advised: {}", guest.why),
+            "advised" => format!("not asked for memory: {}", guest.why),
             _ => guest.why.clone(),
         };
         add(text, format_args!("{:<width$} {home:>7} {has:>7} {lent:>7} {could:>7} {least:>7}   {why}\n", vm.name));
@@ -69,7 +69,7 @@ fn add_guests(text: &mut String, report: &HostReport, guests: &HostGuests, width
     add(
         text,
         format_args!(
-            "\nGuests lend {lent}, which is divided too; {reserve} are the reserve for guests that are short of memory.\n"
+            "\nGuests have lent {lent}, which is divided as well; {reserve} of the total are the reserve for guests that are short of memory.\n"
         ),
     );
     let mode = if report.applies { "" } else { " Nothing is moved (--apply)." };
@@ -113,7 +113,7 @@ pub fn given_back(report: &HostReport, is_meant: impl Fn(&str) -> bool) -> (Stri
         let note = match is_lacking {
             true if !is_usable => guest.why.as_str(),
             true => "tiers did not shrink enough: `remoca host log` says why",
-            false if has < home => "it lends nothing: somebody else has given it less (virsh setmem)",
+            false if has < home => "it lends nothing: somebody else has made it smaller, as `virsh setmem` does",
             false => "it has all of its memory",
         };
         let (tier, home) = (show_size(vm.has_bytes), show_size(home));
@@ -268,8 +268,8 @@ mod tests {
         for words in [
             "GUEST         HOME     HAS    LENT   COULD   LEAST   WHY\n",
             "web1            4G      4G      0B    1.5G      2G   it could lend 1.5G\n",
-            "web2             -       -      0B       -       -   only advised: it has no monitor\n",
-            "256M are the reserve",
+            "web2             -       -      0B       -       -   not asked for memory: it has no monitor\n",
+            "256M of the total are the reserve",
             "A round would take it. Nothing is moved (--apply).\n",
         ] {
             assert!(shown.contains(words), "`{words}` is missing in:\n{shown}");

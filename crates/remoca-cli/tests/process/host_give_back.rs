@@ -51,7 +51,8 @@ fn said(mut program: Program) -> String {
 fn a_daemon_that_moves_no_memory_of_guests_is_not_asked() {
     for (resource, applies, words) in [("cache", true, "divides caches"), ("local tier", false, "only watches")] {
         let daemon = Idle::start(resource, applies);
-        expect_refusal(&run(&daemon.arguments()), FAILURE, &[words, "`systemctl stop remoca-host`"]);
+        let said = [words, "`systemctl stop remoca-host`", "repeat this command", "`systemctl start remoca-host`"];
+        expect_refusal(&run(&daemon.arguments()), FAILURE, &said);
         assert!(!request::is_there(&daemon.paths.request));
     }
 }
