@@ -70,8 +70,7 @@ fn room(vm: &Vm) -> Option<Finding> {
     Some(if free.saturating_add(taken) >= needed {
         Finding::ok("room", found)
     } else {
-        let advice =
-            "Without room the cache starts cold after a restart. Lower --guest-memory-max or --cache, or enlarge it";
+        let advice = "Without room the cache starts cold after a restart. Lower --cache, --local or --guest-memory-max, or enlarge that file system";
         Finding::warning("room", found, advice)
     })
 }
