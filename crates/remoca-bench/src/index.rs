@@ -24,6 +24,8 @@ const POOL: PoolIndex = PoolIndex(0);
 const BATCH: usize = 32;
 /// Number of entries that a move copies in one turn of the I/O thread.
 const ENTRIES_PER_TURN: u32 = 512;
+/// Number of entries that are forgotten in one turn.
+const CUT_PER_TURN: u32 = 2048;
 const GIB_PAGES: u32 = 1 << 18;
 /// Number of blocks that the guest has read since it read one that it evicts.
 const AGE: u32 = GIB_PAGES / 2;
@@ -84,12 +86,12 @@ pub fn figures(entries: u32, operations: u32, rounds: usize, huge: bool) -> Resu
     for _ in 0..rounds {
         evictions.push(bench.evictions(batches)?);
     }
-    let stall_us = bench.moves()?;
+    let (stall_us, drop_us) = (bench.moves()?, bench.drop_everything());
     let single = Spread::of(singles).context("nothing was looked up")?.median;
     Ok(vec![
         of_rounds("P7-hit", hits)?.beside("single_look_up_ns", single),
         of_rounds("P7-evict", evictions)?,
-        Figure::single("P7-stall", stall_us / 1e3),
+        Figure::single("P7-stall", stall_us / 1e3).beside("drop_ms", drop_us / 1e3),
     ])
 }
 
@@ -241,6 +243,19 @@ impl Bench {
         ensure!(old.is_some(), "no move is in progress");
         println!("{:44} {:6.0} us", "the last turn", last as f64 / 1e3);
         Ok(last.max(times.longest) as f64 / 1e3)
+    }
+
+    /// Drops the whole index, as when the cache is turned off. Returns the longest turn in microseconds.
+    fn drop_everything(&mut self) -> f64 {
+        let mut times = Times::new();
+        self.index.drop_everything();
+        while self.index.is_cutting() {
+            times.start();
+            self.index.cut(CUT_PER_TURN);
+            times.stop();
+        }
+        times.show("entry forgotten as all are, in turns", CUT_PER_TURN as usize);
+        times.longest as f64 / 1e3
     }
 }
 

@@ -108,6 +108,15 @@ impl Disks {
         }
     }
 
+    /// Drops all that the index holds, and begins to forget what it knows of all disks. What I/O in flight transfers may be
+    /// learnt.
+    pub(super) fn forget_all<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) {
+        index.drop_everything();
+        for (state, disk) in self.disks.iter_mut().zip((0..).map(DiskIndex)) {
+            state.sound_end = state.bytes.map_or(0, |bytes| sound_end(bytes, index.first_void(disk)));
+        }
+    }
+
     /// Removes a disk: takes no more requests for it, and begins to forget everything about it.
     pub(super) fn remove<M: DerefMut<Target = [u32]>>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
         index.remove_disk(disk);

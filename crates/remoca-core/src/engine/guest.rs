@@ -192,7 +192,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let is_another = self.index.known(block).is_some_and(|known| known != content);
             if is_another && !self.disks.may_be_discarded(block) {
                 self.stats.foreign_writes += 1;
-                self.index.drop_everything();
+                self.forget_everything();
                 self.actions.push_back(Action::ForeignWriter(disk));
                 return;
             }

@@ -253,7 +253,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
         }
         if !this.pools.is_enabled() {
-            this.index.drop_everything();
+            this.forget_everything();
             PoolIndex::all().for_each(|pool| this.index.aim(pool, PageCount(0)));
         }
         if this.index.slot_counts().used > 0 {

@@ -9,7 +9,7 @@ use std::ops::DerefMut;
 
 /// Number of entries examined in one turn for each slot that a change of size may process in one turn: both take about as
 /// long.
-const ENTRIES_PER_SLOT: u32 = 4;
+const ENTRIES_PER_SLOT: u32 = 2;
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Makes a disk of `bytes` bytes ready for requests; `swap` declares all of it a swap area. If the index has a disk
@@ -97,14 +97,27 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.index.known(block).filter(|_| self.disks.has(block.disk, range) && self.disks.is_sound(block.disk, range))
     }
 
-    /// Continues to forget what is void.
-    pub(super) fn forget_disks(&mut self) {
+    /// Drops all that is cached and known, at once if that is little. Otherwise nothing of it is believed from now on, and it is
+    /// forgotten in this turn and later ones.
+    pub(super) fn forget_everything(&mut self) {
+        self.disks.forget_all(&mut self.index);
+        self.forget_voids();
+        let (used, known) = (self.index.slot_counts().used, self.index.known_blocks().0);
+        assert!(used == 0 && (known == 0 || self.index.is_cutting()), "{used} pages and {known} blocks are left");
+    }
+
+    fn forget_voids(&mut self) {
         if self.index.is_cutting() {
             self.index.cut(self.pools.slots_per_turn().saturating_mul(ENTRIES_PER_SLOT));
             if !self.index.is_cutting() {
                 self.disks.end_cuts();
             }
         }
+    }
+
+    /// Continues to forget what is void.
+    pub(super) fn forget_disks(&mut self) {
+        self.forget_voids();
         if !self.disks.leaving().is_empty() {
             self.release_disks();
         }

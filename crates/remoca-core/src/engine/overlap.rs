@@ -1,7 +1,8 @@
 //! Overlapping I/O in flight on one disk, which decides whether an I/O may set a fingerprint.
 //!
 //! An I/O is *tainted* once a modification overlapped it between issue and completion: the disk may have applied the two
-//! in either order. Frontends bound the number of requests to a few thousand, so a linear scan is cheap.
+//! in either order. A new I/O is compared with all others: frontends bound their number to a few thousand, and the driver begins some
+//! hundred in a turn.
 
 use super::types::RequestId;
 use crate::rules::{Rule, Rules};

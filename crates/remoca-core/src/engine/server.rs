@@ -59,7 +59,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Sets the sizes of the cache without its local tier, and of the local tier, whose pool is given back at once if it is to
-    /// have none. If both are 0, the cache is off: its whole index is dropped, so that it starts cold when it is turned on
+    /// have none. If both are 0, the cache is off: all that its index holds is dropped, so that it starts cold when it is turned on
     /// again. The index must be large enough for both (see [`Self::needs_layout`]).
     pub fn resize(&mut self, now: Nanos, wanted: PageCount, local: PageCount) {
         let limit = self.index.layout().slot_limit();
@@ -70,9 +70,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             self.leave_local(now);
         }
         if !self.pools.is_enabled() {
-            self.index.drop_everything();
-            let left = (self.index.slot_counts().used, self.index.known_blocks());
-            assert!(left == (0, PageCount(0)), "a cache that is off knows {left:?}");
+            self.forget_everything();
         }
         self.placement.look_soon();
         self.pools.local.ask(now, &mut self.actions);

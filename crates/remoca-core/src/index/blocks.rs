@@ -1,6 +1,5 @@
 //! Blocks whose content is known: by the slot that has the page if it knows no other block, otherwise by a node.
 
-use super::layout::{header, settle};
 use super::{CacheIndex, EntryHint, Words};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, DiskIndex};
@@ -118,7 +117,7 @@ impl<M: Words> CacheIndex<M> {
     /// Returns the next known block on the clock whose content is not cached, or `None` if there is no such block. Used
     /// only in tests that omit `Rule::AdmissionCheck`, which take an unknown page for the content of this block.
     pub fn any_resident(&mut self) -> Option<BlockId> {
-        self.nodes.any_resident(&self.words)
+        self.nodes.any_resident(&self.words).filter(|block| !self.is_void(*block))
     }
 
     /// Notes that the guest touched the block of an entry. If the block has a node, and the slot of its page knows no other
@@ -191,21 +190,6 @@ impl<M: Words> CacheIndex<M> {
         self.follow_slot(slot);
         if let Some((block, content, _)) = self.nodes.get(&self.words, node) {
             self.follow_inserted(node, block, content);
-        }
-    }
-
-    /// Forgets all blocks. No slot may be used.
-    pub(super) fn clear_blocks(&mut self) {
-        assert!(self.slots.counts().used == 0, "the blocks of used slots are cleared");
-        self.words[header::BLOCKS_VALID] = 0;
-        settle();
-        self.entries.clear_lines(&mut self.words);
-        self.slots.clear_blocks(&mut self.words);
-        self.nodes.clear(&mut self.words);
-        settle();
-        self.words[header::BLOCKS_VALID] = 1;
-        if let Some(target) = self.target_of_all() {
-            target.clear_blocks();
         }
     }
 }

@@ -54,7 +54,7 @@ pub(super) mod header {
     pub(in super::super) const DISKS: usize = 4;
     /// Fingerprint of a page of zeroes, which shows whether the key is the same.
     pub(in super::super) const ZERO: usize = 5;
-    /// 1 if what the entries say about blocks is valid, 0 while all blocks are being forgotten.
+    /// 1 if what the entries say about blocks is valid, 0 while the disks become void one after the other.
     pub(in super::super) const BLOCKS_VALID: usize = 8;
     /// Binary logarithm of the number of slots in a chunk.
     pub(in super::super) const CHUNK_BITS: usize = 9;

@@ -106,7 +106,7 @@ impl<M: Words> CacheIndex<M> {
         self.slots.counts()
     }
 
-    /// Returns the number of blocks whose content is known.
+    /// Returns the number of blocks whose content is known, including void ones that [`Self::cut`] has not forgotten yet.
     pub fn known_blocks(&self) -> PageCount {
         PageCount(self.nodes.used() + self.slots.known())
     }
@@ -223,10 +223,12 @@ impl<M: Words> CacheIndex<M> {
         self.slots.clear(&mut self.words);
     }
 
-    /// Drops all cached content and forgets all known blocks.
+    /// Drops all cached content, and makes what is known of all disks void. [`Self::cut`] forgets it.
     pub fn drop_everything(&mut self) {
         self.drop_all_slots();
-        self.clear_blocks();
+        if self.known_blocks().0 > 0 {
+            self.cut_all_disks();
+        }
     }
 }
 

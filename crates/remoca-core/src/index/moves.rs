@@ -166,11 +166,6 @@ impl<M: Words> CacheIndex<M> {
         Some(&mut target.index)
     }
 
-    /// Returns the target of the move in progress, whatever has been moved.
-    pub(super) fn target_of_all(&mut self) -> Option<&mut Self> {
-        self.target.as_mut().map(|target| &mut target.index)
-    }
-
     /// Makes the target follow a change of the pool that has the chunk of a slot.
     pub(super) fn follow_chunk(&mut self, slot: u32) {
         if let Some(target) = &mut self.target {

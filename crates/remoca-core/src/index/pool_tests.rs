@@ -5,7 +5,7 @@ use super::tests::{ZERO, block, content, empty};
 use super::*;
 use crate::units::PoolSet;
 use proptest::prelude::*;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 const POOLS: u8 = 3;
 const SLOTS: u32 = 40;
@@ -24,6 +24,9 @@ enum Step {
     LoseFrom(u8, u32),
     Drop(u8),
     DropSlotsOf(u8),
+    /// Everything is to be forgotten, and is for so many entries.
+    DropAll,
+    Cut(u32),
     /// The newest pages did not arrive at the server.
     LoseSends(u8, u64),
     /// A move begins, to a region for about this many slots, goes on by some entries, or ends.
@@ -48,6 +51,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             1 => (pool.clone(), 0..20_u32).prop_map(|(pool, slots)| Step::LoseFrom(pool, slots)),
             1 => pool.clone().prop_map(Step::Drop),
             1 => pool.clone().prop_map(Step::DropSlotsOf),
+            1 => Just(Step::DropAll),
+            4 => (1..60_u32).prop_map(Step::Cut),
             1 => (pool, 0..4_u64).prop_map(|(pool, sends)| Step::LoseSends(pool, sends)),
             1 => (0..SLOTS + 8).prop_map(Step::Move),
             4 => (1..40_u32).prop_map(Step::Piece),
@@ -73,6 +78,8 @@ struct World {
     frames: HashMap<PoolIndex, Vec<(u64, Frame)>>,
     generation: u64,
     pinned: Vec<SlotIndex>,
+    /// Blocks that were learnt since everything was dropped.
+    learned: HashSet<u32>,
 }
 
 fn pools_of(set: u8) -> PoolSet {
@@ -86,8 +93,14 @@ fn layout() -> Layout {
 impl World {
     fn new() -> Self {
         let index = empty(vec![0; layout().words()], layout());
-        let mut this =
-            Self { index, servers: HashMap::new(), frames: HashMap::new(), generation: 0, pinned: Vec::new() };
+        let mut this = Self {
+            index,
+            servers: HashMap::new(),
+            frames: HashMap::new(),
+            generation: 0,
+            pinned: Vec::new(),
+            learned: HashSet::new(),
+        };
         for pool in (0..POOLS).map(PoolIndex) {
             this.begin(pool);
             this.index.aim(pool, PageCount(10));
@@ -138,7 +151,10 @@ impl World {
     }
 
     fn cycle(&mut self, bno: u32, number: u32, set: u8, local: u8) {
-        self.index.learn(block(bno.into()), content(number));
+        if !self.index.is_void(block(bno.into())) {
+            self.index.learn(block(bno.into()), content(number));
+            self.learned.insert(bno);
+        }
         let tiers = Tiers { local: pools_of(set & local), remote: pools_of(set & !local) };
         match self.index.offer(content(number), Place::Tail, tiers) {
             Offer::Admitted(slot) => self.store(slot, content(number), tiers.pools().collect()),
@@ -211,6 +227,12 @@ impl World {
                 self.begin(pool);
             }
             Step::DropSlotsOf(pool) => self.index.drop_slots_of(PoolIndex(pool)),
+            Step::DropAll => {
+                self.index.drop_everything();
+                self.learned.clear();
+                assert_eq!(self.index.slot_counts().used, 0);
+            }
+            Step::Cut(entries) => self.index.cut(entries),
             Step::LoseSends(pool, sends) => {
                 let pool = PoolIndex(pool);
                 let received = self.index.sends(pool).saturating_sub(sends);
@@ -243,6 +265,8 @@ impl World {
             }
         }
         assert_eq!(used, self.index.slot_counts().used);
+        let is_believed = |bno: &u32| self.index.believed(block((*bno).into())).is_some();
+        assert!((0..60).filter(is_believed).all(|bno| self.learned.contains(&bno)), "what was dropped is believed");
         let layout = self.index.layout();
         assert!(self.index.total_capacity().0 <= layout.table_slots());
         assert!(self.index.least_slots() <= layout.slot_limit(), "it can move to a region with as many slots");

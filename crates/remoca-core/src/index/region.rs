@@ -42,7 +42,9 @@ impl<M: Words> CacheIndex<M> {
         settle();
         this.words[1..layout.nodes_at()].fill(0);
         this.slots.clear_new(&mut this.words);
-        this.clear_blocks();
+        this.entries.clear_lines(&mut this.words);
+        this.nodes.clear(&mut this.words);
+        this.words[header::BLOCKS_VALID] = 1;
         this.words[header::VERSION] = LAYOUT_VERSION;
         this.words[header::SLOTS] = layout.slot_limit().0;
         this.words[header::CHUNK_BITS] = layout.chunk_bits();

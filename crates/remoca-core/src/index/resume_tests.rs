@@ -357,10 +357,56 @@ fn what_is_no_index_of_this_kind_is_given_back() {
 fn a_kill_while_everything_is_forgotten_leaves_nothing() {
     let mut index = index(vec![0; layout().words()]);
     index.learn(block(1), content(1));
-    // As `clear_blocks` leaves it in the middle: key zeroed in part.
+    // As `cut_all_disks` leaves it before the last disk is void.
     index.words[header::BLOCKS_VALID] = 0;
     let index = resume(index.words);
     assert_eq!(index.known_blocks(), PageCount(0));
+}
+
+/// Whenever the process and its successor are killed, all that was known of all disks is known, or nothing.
+#[test]
+fn a_kill_while_everything_is_forgotten_leaves_all_or_nothing() {
+    let of_other = (1..4_u32).map(|number| (BlockId { disk: DiskIndex(0), ..block(number.into()) }, 40 + number));
+    let blocks: Vec<_> = (1..7_u32).map(|number| (block(number.into()), 20 + number)).chain(of_other).collect();
+    let mut was_forgotten = false;
+    for stores in 0.. {
+        let mut index = index(Mortal::new(vec![0; layout().words()], u32::MAX));
+        blocks.iter().for_each(|(block, number)| index.learn(*block, content(*number)));
+        for number in 21..25 {
+            assert!(matches!(index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+        }
+        index.words.stop_after(stores);
+        index.drop_everything();
+        while index.is_cutting() {
+            // It is turned on again meanwhile.
+            index.cut(7);
+            index.resize(POOL, 1, |_| {});
+        }
+        let (is_done, words) = index.words.end();
+        let mut is_forgotten = false;
+        for stores_of_successor in (0..).step_by(9) {
+            let successor = Mortal::new(words.clone(), stores_of_successor);
+            let successor = CacheIndex::resume(successor, Origin::Own, DISKS, 7, ZERO).map_err(|u| u.reason).unwrap();
+            let (is_up, words) = successor.words.end();
+            let index = resume(words);
+            let is_known = |(block, number): &&(BlockId, u32)| index.known(*block) == Some(content(*number));
+            let known = blocks.iter().filter(is_known).count();
+            let when = format!("killed before store {stores} and {stores_of_successor}");
+            assert!(known == 0 || known == blocks.len() && !was_forgotten, "{when}: {known} blocks are known");
+            assert_eq!(index.known_blocks().0 as usize, known, "{when}");
+            let pages = queue(&index).len();
+            assert!(pages == 0 || pages == 4 && known > 0, "{when}: {pages} pages are cached");
+            is_forgotten |= known == 0;
+            if is_up {
+                break;
+            }
+        }
+        was_forgotten |= is_forgotten;
+        if is_done {
+            assert!(was_forgotten, "nothing was forgotten");
+            return;
+        }
+    }
 }
 
 #[test]

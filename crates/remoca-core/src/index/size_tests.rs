@@ -84,6 +84,29 @@ fn no_call_looks_at_more_slots_than_it_was_told_to() {
 /// Number of slots that one call may process.
 const TURN: u32 = 64;
 
+#[test]
+fn everything_is_dropped_with_bounded_work_in_each_call() {
+    let mut index = full();
+    assert!(looks(&mut index, CacheIndex::drop_everything) <= LOOKS_MAX);
+    assert_eq!((index.slot_counts().used, index.known_blocks()), (0, PageCount(SLOTS)));
+    let mut turns = 0;
+    while index.is_cutting() {
+        let looks = looks(&mut index, |index| index.cut(TURN));
+        assert!(looks <= u64::from(TURN) * LOOKS_MAX, "{looks}");
+        turns += 1;
+    }
+    assert!(turns >= SLOTS / TURN);
+    assert_eq!(index.known_blocks(), PageCount(0));
+    // A block is learnt again, and its page cached.
+    index.learn(block(1), content(101));
+    assert!(go_on(&mut index) >= SLOTS);
+    assert!(matches!(index.offer(content(101), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    assert!(looks(&mut index, CacheIndex::drop_everything) <= LOOKS_MAX);
+    index.cut(u32::MAX);
+    assert!(looks(&mut index, CacheIndex::drop_everything) <= LOOKS_MAX);
+    assert!(!index.is_cutting(), "there was nothing to forget");
+}
+
 /// Lets a pool give back its chunks, with bounded work in each call. Returns the number of calls.
 fn give_back(index: &mut CacheIndex<Counted>, pool: PoolIndex) -> u32 {
     let mut turns = 0;

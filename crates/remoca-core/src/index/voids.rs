@@ -1,11 +1,15 @@
 //! Disks that come, go and change their size. What is known of a disk, or of a part of it, becomes *void* with one store,
-//! and is then forgotten bit by bit. Until they are gone, the number of a removed disk is not free, and the
+//! and is then forgotten bit by bit. So does what is known of all of them when the cache is turned off. Until they are gone, the number of a removed disk is not free, and the
 //! engine looks nothing up beyond the cut of the others.
 
 use super::disk_words::DiskState;
+use super::layout::{header, settle};
+use super::table::BATCH;
 use super::{CacheIndex, Words};
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, DiskIndex, whole_blocks};
+use std::hint::black_box;
+use std::ops::Range;
 
 impl<M: Words> CacheIndex<M> {
     /// Returns all disk numbers.
@@ -66,6 +70,19 @@ impl<M: Words> CacheIndex<M> {
         self.disks.cut(&mut self.words, disk, bno)
     }
 
+    /// Makes what is known of all disks void.
+    pub(super) fn cut_all_disks(&mut self) {
+        self.uncut = self.entries.limit();
+        // A process that is killed before the last disk is void leaves nothing that is known.
+        self.words[header::BLOCKS_VALID] = 0;
+        settle();
+        for disk in self.disks.numbers() {
+            self.disks.cut(&mut self.words, disk, 0);
+        }
+        settle();
+        self.words[header::BLOCKS_VALID] = 1;
+    }
+
     /// Returns the first void block of `disk`, or `None` if it is not being cut.
     pub fn first_void(&self, disk: DiskIndex) -> Option<u64> {
         self.disks.first_void(&self.words, disk)
@@ -95,15 +112,30 @@ impl<M: Words> CacheIndex<M> {
     /// Examines the next `entries` entries, and forgets their blocks if they are void.
     pub fn cut(&mut self, entries: u32) {
         let first = self.entries.limit() - self.uncut;
-        for entry in first..first.saturating_add(entries).min(self.entries.limit()) {
-            if self.entries.block(&self.words, entry).is_some_and(|block| self.is_void(block)) {
-                self.forget_entry(entry);
+        let end = first.saturating_add(entries).min(self.entries.limit());
+        for from in (first..end).step_by(BATCH as usize) {
+            let batch = from..from.saturating_add(BATCH).min(end);
+            self.touch_void(batch.clone());
+            for entry in batch {
+                if self.has_void_block(entry) {
+                    self.forget_entry(entry);
+                }
             }
         }
         self.uncut = self.uncut.saturating_sub(entries);
         if self.uncut == 0 {
             self.disks.end_cuts(&mut self.words);
         }
+    }
+
+    /// Loads the lines of the entries of a batch whose block is void, so that the loads overlap.
+    fn touch_void(&self, batch: Range<u32>) {
+        let void = batch.filter(|entry| self.has_void_block(*entry));
+        black_box(void.fold(0, |sum, entry| sum ^ self.entries.touch(&self.words, entry)));
+    }
+
+    fn has_void_block(&self, entry: u32) -> bool {
+        self.entries.block(&self.words, entry).is_some_and(|block| self.is_void(block))
     }
 
     /// Returns whether what the index holds about a block means nothing.
@@ -114,7 +146,7 @@ impl<M: Words> CacheIndex<M> {
     /// Returns whether the block of an entry is void and not forgotten yet. Such a block must not move to another entry:
     /// [`Self::cut`] may have examined that one already, and would leave the block there as if it were known.
     pub(super) fn is_doomed(&self, entry: u32) -> bool {
-        self.is_cutting() && self.entries.block(&self.words, entry).is_some_and(|block| self.is_void(block))
+        self.is_cutting() && self.has_void_block(entry)
     }
 
     /// Starts to look for void blocks in the whole table, if there may be any.

@@ -10,7 +10,8 @@ use remoca_frontend::request::{Operation, Outcome, ZeroRange};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Number of requests popped from one device before others get their turn.
+/// Number of requests popped from one device before others get their turn. Each range of a discard or write-zeroes counts: it becomes
+/// a request of the engine, which compares it with all I/O in flight. The last request may exceed the number.
 const REQUESTS_PER_TURN: usize = 256;
 /// Bytes discarded or zeroed on one disk before others get their turn: each of their blocks is looked up in the index.
 /// The last request may exceed it, by less than a piece of the frontend (`RANGE_PIECE`).
@@ -24,12 +25,10 @@ impl Vm {
         if !self.guests.admits(disk, intake) {
             return;
         }
-        let mut bytes = 0_u64;
-        for _ in 0..REQUESTS_PER_TURN {
-            if bytes >= UNKNOWN_BYTES_PER_TURN {
-                break;
-            }
+        let (mut requests, mut bytes) = (0, 0_u64);
+        while requests < REQUESTS_PER_TURN && bytes < UNKNOWN_BYTES_PER_TURN {
             let Some(request) = self.guests.pop(disk, intake) else { return };
+            requests += request.operation().parts().max(1);
             bytes += unknown_bytes(request.operation());
             self.begin(disk, request);
         }

@@ -41,6 +41,13 @@ pub(super) struct Knowledge {
     slots: Vec<(SlotIndex, Fingerprint)>,
 }
 
+impl Knowledge {
+    /// Returns whether any block is known, or any page cached.
+    pub(super) fn is_any(&self) -> bool {
+        !self.blocks.is_empty() || !self.slots.is_empty()
+    }
+}
+
 /// What is known about failed flushes of a disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct FlushFailure {

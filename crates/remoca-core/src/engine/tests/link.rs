@@ -373,6 +373,34 @@ fn off_forgets_and_on_is_cold() {
     assert_eq!(bench.read(0, blocks(3, 1)), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
 }
 
+/// A large index takes many turns to forget everything. A cache that is turned on meanwhile learns after that.
+#[test]
+fn what_is_being_forgotten_is_not_believed() {
+    let mut bench = Bench::new(EngineConfig { slots_per_turn: 1, ..config() });
+    for bno in [3, 4] {
+        bench.do_from_disk(GuestOp::Read(blocks(bno, 1)), &page(1));
+    }
+    assert!(bench.known(3) && bench.known(4));
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
+    assert_eq!(bench.actions(), []);
+    assert!(!bench.known(3) && !bench.known(4));
+    assert!(bench.engine.index().is_cutting(), "it takes more than this turn");
+    bench.engine.resize(bench.now, PageCount(8), PageCount(0));
+    bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(2));
+    assert_eq!(bench.engine.stats().foreign_writes, 0);
+    let mut turns = 0;
+    while bench.engine.index().is_cutting() {
+        assert!(!bench.known(3) && !bench.known(4), "after {turns} turns");
+        assert_eq!(bench.engine.next_deadline(), Some(Nanos(0)));
+        bench.timer();
+        turns += 1;
+    }
+    assert!(turns > 10, "{turns}");
+    assert_eq!(bench.engine.index().known_blocks(), PageCount(0));
+    bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(2));
+    assert!(bench.known(3) && !bench.known(4));
+}
+
 #[test]
 fn a_server_that_says_nothing_is_given_up() {
     let mut bench = Bench::connected();

@@ -171,15 +171,6 @@ impl Slots {
         }
     }
 
-    /// Forgets the blocks of all slots, after the hash tables were cleared. No slot is used.
-    pub(in crate::index) fn clear_blocks<M: Words>(&mut self, words: &mut M) {
-        for slot in 0..self.limit() {
-            let high = self.high(words, slot);
-            self.set_high(words, slot, high & PINS);
-        }
-        self.known = 0;
-    }
-
     // A move to another region, where each slot keeps its number.
 
     /// Starts to remember which slots [`Self::follow_marks`] must copy. Until the move ends, pools get only chunks that `target`

@@ -390,6 +390,24 @@ fn a_turn_takes_a_bounded_part_of_a_discard_and_forgets_no_more() {
     assert_eq!((status, discarded), (Some(OK), DISK));
 }
 
+/// A queue full of discards of many small ranges is thousands of requests of the engine.
+#[test]
+fn a_turn_takes_a_bounded_number_of_ranges() {
+    let device = DeviceConfig { range_count_max: 40, ..device() };
+    let mut bench = Bench::start_with(config(1), device, |_, _| ());
+    let ranges: Vec<_> = (0..40).map(|at| (at % 4 * 8, 8, 0)).collect();
+    let tickets: Vec<_> = (0..8).map(|_| bench.guest.submit(0, Command::Discard(&ranges))).collect();
+    bench.turn();
+    let mut asked = Vec::new();
+    while !bench.asked().is_empty() {
+        asked.push(bench.asked().len());
+        while answer(&bench.script, 0, Ok(()), 0) {}
+        bench.turn();
+    }
+    assert_eq!(asked, [280, 40], "the last request may exceed the limit of 256");
+    assert!(tickets.into_iter().all(|ticket| bench.guest.result(ticket) == Some(OK)));
+}
+
 #[test]
 fn a_hedge_that_is_left_out_leaves_nothing_behind() {
     let mut bench = Bench::start();
