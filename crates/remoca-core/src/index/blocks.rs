@@ -85,10 +85,10 @@ impl<M: Words> CacheIndex<M> {
         self.entries.find_content(&self.words, content).map(|entry| Found { entry, content })
     }
 
-    /// Returns a block that the disk is known to hold the content for, or `None` if there is none.
+    /// Returns a block that the disk is known to hold the content for, or `None` if there is none. What is being forgotten is not known.
     pub fn block_of(&self, found: Found) -> Option<BlockId> {
         self.check(found);
-        self.entries.block(&self.words, found.entry)
+        self.entries.block(&self.words, found.entry).filter(|_| !self.is_doomed(found.entry))
     }
 
     /// Returns whether a slot holds the content.

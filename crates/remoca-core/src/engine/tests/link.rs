@@ -386,6 +386,7 @@ fn what_is_being_forgotten_is_not_believed() {
     assert!(!bench.known(3) && !bench.known(4));
     assert!(bench.engine.index().is_cutting(), "it takes more than this turn");
     bench.engine.resize(bench.now, PageCount(8), PageCount(0));
+    assert_eq!(bench.engine.handle_evicted(&page(1)), Evicted::Unmatched);
     bench.do_from_disk(GuestOp::Read(blocks(3, 1)), &page(2));
     assert_eq!(bench.engine.stats().foreign_writes, 0);
     let mut turns = 0;
