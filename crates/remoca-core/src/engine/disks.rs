@@ -108,6 +108,11 @@ impl Disks {
         }
     }
 
+    /// Lets no I/O in flight set a fingerprint.
+    pub(super) fn taint_all(&mut self) {
+        self.disks.iter_mut().for_each(|disk| disk.overlaps.taint_all());
+    }
+
     /// Drops all that the index holds, and begins to forget what it knows of all disks. What I/O in flight transfers may be
     /// learnt.
     pub(super) fn forget_all<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) {

@@ -192,6 +192,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             let is_another = self.index.known(block).is_some_and(|known| known != content);
             if is_another && !self.disks.may_be_discarded(block) {
                 self.stats.foreign_writes += 1;
+                // What they transfer may be older than what somebody else has written.
+                self.disks.taint_all();
                 self.forget_everything();
                 self.actions.push_back(Action::ForeignWriter(disk));
                 return;

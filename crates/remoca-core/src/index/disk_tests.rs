@@ -96,3 +96,38 @@ fn a_rebuild_that_is_killed_gives_no_void_node_to_another_disk() {
     kill_everywhere(|index| index.remove_disk(OLD), &[], &[1, 2, BEYOND, BEYOND + 3]);
     kill_everywhere(|index| assert_eq!(index.cut_disk(OLD, BEYOND), BEYOND), &[1, 2], &[BEYOND, BEYOND + 3]);
 }
+
+/// The pass has passed over what a disk that comes meanwhile has learnt.
+#[test]
+fn what_was_learnt_while_everything_is_forgotten_is_dropped_with_the_rest() {
+    let mut index = index(vec![0; layout().words()]);
+    index.remove_disk(OTHER);
+    index.cut(u32::MAX);
+    index.release_disk(OTHER);
+    index.drop_everything();
+    index.cut(index.layout().entry_limit().0 - 1);
+    assert!(index.is_cutting(), "one entry is left");
+    index.take_up_disk(OTHER, 1 << 30);
+    for (bno, number) in [(1, 11), (2, 12)] {
+        index.learn(block(OTHER, bno), content(number));
+    }
+    index.drop_everything();
+    index.cut(u32::MAX);
+    assert!(!index.is_cutting());
+    assert_eq!(index.known_blocks(), PageCount(0));
+}
+
+/// A disk that is cut further while it is being cut.
+#[test]
+fn what_was_learnt_before_a_second_cut_is_forgotten() {
+    let mut index = index(vec![0; layout().words()]);
+    assert_eq!(index.cut_disk(OLD, BEYOND), BEYOND);
+    index.cut(index.layout().entry_limit().0 - 1);
+    for (bno, number) in [(3, 13), (5, 15)] {
+        index.learn(block(OLD, bno), content(number));
+    }
+    assert_eq!(index.cut_disk(OLD, 0), 0);
+    index.cut(u32::MAX);
+    assert_eq!(index.known_blocks(), PageCount(1), "of the other disk");
+    assert_eq!(index.known(block(OTHER, 1)), Some(content(1)));
+}

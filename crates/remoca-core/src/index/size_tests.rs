@@ -107,6 +107,22 @@ fn everything_is_dropped_with_bounded_work_in_each_call() {
     assert!(!index.is_cutting(), "there was nothing to forget");
 }
 
+/// A cache that is off may be turned off again, and a disk come back again, more often than the pass takes.
+#[test]
+fn what_is_being_forgotten_may_be_dropped_again_in_each_turn() {
+    let mut index = full();
+    index.drop_everything();
+    let (mut turns, turns_max) = (0, index.layout().entry_limit().0.div_ceil(TURN));
+    while index.is_cutting() {
+        index.drop_everything();
+        assert_eq!(index.cut_disk(block(0).disk, 0), 0);
+        index.cut(TURN);
+        turns += 1;
+        assert!(turns <= turns_max, "it begins again each time");
+    }
+    assert_eq!(index.known_blocks(), PageCount(0));
+}
+
 /// Lets a pool give back its chunks, with bounded work in each call. Returns the number of calls.
 fn give_back(index: &mut CacheIndex<Counted>, pool: PoolIndex) -> u32 {
     let mut turns = 0;

@@ -66,12 +66,21 @@ impl<M: Words> CacheIndex<M> {
 
     /// Makes what is known of `disk` from block `bno` on void, rounded down to 1 MiB. Returns the first void block.
     pub fn cut_disk(&mut self, disk: DiskIndex, bno: u64) -> u64 {
-        self.uncut = self.entries.limit();
-        self.disks.cut(&mut self.words, disk, bno)
+        let former = self.first_void(disk);
+        let first = self.disks.cut(&mut self.words, disk, bno);
+        if former != Some(first) || !self.is_cutting() {
+            self.uncut = self.entries.limit();
+        }
+        first
     }
 
     /// Makes what is known of all disks void.
     pub(super) fn cut_all_disks(&mut self) {
+        let is_void = |disk| self.is_void(BlockId { disk, bno: BlockNumber(0) });
+        if self.is_cutting() && self.disks.numbers().all(is_void) {
+            // Nothing was learnt since, so the pass need not begin again. Or it would never end if that is asked for often.
+            return;
+        }
         self.uncut = self.entries.limit();
         // A process that is killed before the last disk is void leaves nothing that is known.
         self.words[header::BLOCKS_VALID] = 0;

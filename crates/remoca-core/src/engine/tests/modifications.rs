@@ -200,3 +200,21 @@ fn somebody_else_who_writes_to_the_image_empties_the_cache() {
     assert!(!bench.known(3) && !bench.cached(3) && !bench.known(4));
     assert_eq!(bench.engine.stats().foreign_writes, 1);
 }
+
+/// A read that takes long may bring what was there before somebody else wrote.
+#[test]
+fn what_is_on_its_way_when_somebody_else_is_found_is_not_learnt() {
+    let mut bench = Bench::connected();
+    bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(2));
+    for (id, disk) in [(1, DISK), (2, DISK), (3, OTHER_DISK)] {
+        bench.request(id, disk, GuestOp::Read(blocks(4, 1)));
+    }
+    assert_eq!(bench.disk_done(1, Ok(()), &page(5)), [Action::ForeignWriter(DISK), complete(1)]);
+    for id in [2, 3] {
+        assert_eq!(bench.disk_done(id, Ok(()), &page(2)), [complete(id)]);
+    }
+    assert_eq!(bench.engine.index().known_blocks(), PageCount(0));
+    bench.do_from_disk(GuestOp::Read(blocks(4, 1)), &page(5));
+    assert!(bench.known(4));
+    assert_eq!(bench.engine.stats().foreign_writes, 1);
+}
