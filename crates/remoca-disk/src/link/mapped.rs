@@ -175,9 +175,11 @@ impl Mapped {
         self.limit = granted.min(self.memory.pages()).min(least);
     }
 
-    /// Stops using the slots from `npages` on, because the server takes their memory back. Returns the size to ask for.
+    /// Stops using the slots from `npages` on, because the server takes their memory back. Returns the size to ask for, which is no
+    /// larger than one that was asked for before: the server may have granted that already, and would grow the pool again.
     fn take_back(&mut self, npages: PageCount) -> PageCount {
-        let npages = self.taking_back.unwrap_or(npages).min(npages);
+        let least = [self.taking_back, self.asked].into_iter().flatten().min();
+        let npages = least.map_or(npages, |least| least.min(npages));
         self.taking_back = Some(npages);
         self.limit = self.limit.min(npages);
         npages
@@ -287,5 +289,16 @@ mod tests {
         let mut expected = Vec::new();
         [4, 4].into_iter().for_each(|npages| asked(npages).encode(&mut expected));
         assert_eq!(out, expected, "it never asks for more than was taken back to");
+    }
+
+    /// The server grants the smaller size while its TAKEBACK is on the way. A larger one now would grow the pool again, and the engine would
+    /// not know.
+    #[test]
+    fn memory_that_is_taken_back_while_less_was_asked_for_grows_no_pool_again() {
+        let (mut mapped, mut out, mut expected) = (mapped(6), Vec::new(), Vec::new());
+        mapped.ask_size(PageCount(2));
+        assert!(!mapped.hear(&Frame::TakeBack { npages: PageCount(4) }, PageCount(6), &mut out));
+        Frame::SetSize { request: OWN_REQUEST, npages: PageCount(2) }.encode(&mut expected);
+        assert_eq!(out, expected);
     }
 }
