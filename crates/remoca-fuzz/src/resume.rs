@@ -164,6 +164,8 @@ fn prints() -> Fingerprinter {
 fn resume(words: Vec<u32>, origin: Origin<'_>) -> Option<Index> {
     let config = engine::config(true);
     let mut index = CacheIndex::resume(words, origin, config.disks, config.seed, prints().zero()).ok()?;
+    // As at a start: the former process may have begun to forget something.
+    index.cut(u32::MAX);
     match index.disk_state(DISK) {
         DiskState::Absent => index.take_up_disk(DISK, DISK_BYTES_MAX),
         DiskState::Present { .. } | DiskState::Leaving => {}
