@@ -52,9 +52,9 @@ pub const ONE_OF_MAX: u32 = 1024;
 /// Number of blocks of a range from which on it is quicker to look at every sampled block.
 const WIDE_RANGE: u64 = 32_768;
 
-/// What happened to a block.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum EventKind {
     /// The guest has read it.
     Read,
     /// The guest has read it, and counts as evicting it at once.
@@ -65,26 +65,28 @@ pub enum What {
     Discarded,
 }
 
-/// What happened to which block, in eight bytes: the block's name below the number of what happened.
+/// Event of a block, in eight bytes: the block's name in the lower bits, the kind in the upper two.
 #[derive(Clone, Copy, Debug)]
 pub struct Event(u64);
 
-const WHAT_BIT: u32 = 62;
+/// Lowest bit of the kind.
+const KIND_BIT: u32 = 62;
 
 impl Event {
+    /// Returns the event of this kind for `block`.
     #[inline]
     #[must_use]
-    pub fn new(what: What, block: BlockId) -> Self {
-        let number = match what {
-            What::Read => 0,
-            What::ReadAndEvicted => 1,
-            What::Evicted => 2,
-            What::Discarded => 3,
+    pub fn new(kind: EventKind, block: BlockId) -> Self {
+        let number = match kind {
+            EventKind::Read => 0,
+            EventKind::ReadAndEvicted => 1,
+            EventKind::Evicted => 2,
+            EventKind::Discarded => 3,
         };
-        Self(priority::name(block) | number << WHAT_BIT)
+        Self(priority::name(block) | number << KIND_BIT)
     }
 
-    /// Returns the same for another block of the disk, if this is for its first one.
+    /// Returns the same event for block `bno` of the disk. This one must be for the disk's first block.
     #[inline]
     #[must_use]
     pub fn of_block(self, bno: BlockNumber) -> Self {
@@ -109,16 +111,16 @@ impl Event {
     #[inline]
     #[must_use]
     pub fn is_read(self) -> bool {
-        self.0 >> WHAT_BIT < 2
+        self.0 >> KIND_BIT < 2
     }
 
     #[inline]
-    fn what(self) -> What {
-        match self.0 >> WHAT_BIT {
-            0 => What::Read,
-            1 => What::ReadAndEvicted,
-            2 => What::Evicted,
-            _ => What::Discarded,
+    fn kind(self) -> EventKind {
+        match self.0 >> KIND_BIT {
+            0 => EventKind::Read,
+            1 => EventKind::ReadAndEvicted,
+            2 => EventKind::Evicted,
+            _ => EventKind::Discarded,
         }
     }
 
@@ -203,13 +205,13 @@ impl MissRatioCurve {
     /// Counts a read of `block` and takes it out of the queue.
     #[inline]
     pub fn read(&mut self, block: BlockId) {
-        self.take(&[Event::new(What::Read, block)]);
+        self.take(&[Event::new(EventKind::Read, block)]);
     }
 
     /// Counts a read of `block`, which the guest evicts at once.
     #[inline]
     pub fn read_and_evicted(&mut self, block: BlockId) {
-        self.take(&[Event::new(What::ReadAndEvicted, block)]);
+        self.take(&[Event::new(EventKind::ReadAndEvicted, block)]);
     }
 
     /// Takes events, oldest first.
@@ -218,26 +220,28 @@ impl MissRatioCurve {
         let reads = events.iter().filter(|event| event.is_read()).count() as f64;
         self.histogram.reads += reads;
         let mut limit = self.limit();
-        if limit == priority::ALL && self.queue.is_empty() && events.iter().all(|event| event.what() == What::Read) {
+        if limit == priority::ALL && self.queue.is_empty() && events.iter().all(|event| event.kind() == EventKind::Read)
+        {
             // Every block is sampled, and none is there.
             self.histogram.beyond += reads;
             return;
         }
         for event in events {
             if let Some(priority) = self.priorities.find(event.name(), limit) {
-                self.take_sampled(event.what(), priority);
+                self.take_sampled(event.kind(), priority);
                 limit = self.limit();
             }
         }
     }
 
+    /// Takes an event of a block that is sampled, as few are: so it stays out of the loop over all events.
     #[inline(never)]
-    fn take_sampled(&mut self, what: What, priority: u64) {
-        match what {
-            What::Read => self.note_read(priority),
-            What::Discarded => self.queue.forget(priority),
-            What::Evicted => self.put(priority),
-            What::ReadAndEvicted => {
+    fn take_sampled(&mut self, kind: EventKind, priority: u64) {
+        match kind {
+            EventKind::Read => self.note_read(priority),
+            EventKind::Discarded => self.queue.forget(priority),
+            EventKind::Evicted => self.put(priority),
+            EventKind::ReadAndEvicted => {
                 self.note_read(priority);
                 self.put(priority);
             }
@@ -253,13 +257,13 @@ impl MissRatioCurve {
     /// Makes `block` the newest of the queue: the guest has evicted it.
     #[inline]
     pub fn evicted(&mut self, block: BlockId) {
-        self.take(&[Event::new(What::Evicted, block)]);
+        self.take(&[Event::new(EventKind::Evicted, block)]);
     }
 
     /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
     #[inline]
     pub fn discarded(&mut self, block: BlockId) {
-        self.take(&[Event::new(What::Discarded, block)]);
+        self.take(&[Event::new(EventKind::Discarded, block)]);
     }
 
     /// Takes these blocks of a disk out of the queue. A wide range takes as long as 32,768 blocks.

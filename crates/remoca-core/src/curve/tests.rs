@@ -470,28 +470,28 @@ fn events_are_taken_together_as_one_by_one() {
                 let classes = if round < 200 { 8 } else { 1 };
                 [&mut together, &mut single].into_iter().for_each(|curve| curve.see_class_of(classes));
             }
-            let whats: &[What] = match round % 4 {
-                0 => &[What::Read],
-                1 => &[What::Evicted, What::Read],
-                2 => &[What::ReadAndEvicted],
-                _ => &[What::Read, What::ReadAndEvicted, What::Evicted, What::Discarded],
+            let kinds: &[EventKind] = match round % 4 {
+                0 => &[EventKind::Read],
+                1 => &[EventKind::Evicted, EventKind::Read],
+                2 => &[EventKind::ReadAndEvicted],
+                _ => &[EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded],
             };
             let events: Vec<_> = (0..64)
                 .map(|_| {
-                    (whats[usize::try_from(random.below(whats.len() as u64)).unwrap()], block(random.below(blocks)))
+                    (kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()], block(random.below(blocks)))
                 })
                 .collect();
-            for (what, block) in &events {
-                match what {
-                    What::Read => single.read(*block),
-                    What::ReadAndEvicted => single.read_and_evicted(*block),
-                    What::Evicted => single.evicted(*block),
-                    What::Discarded => single.discarded(*block),
+            for (kind, block) in &events {
+                match kind {
+                    EventKind::Read => single.read(*block),
+                    EventKind::ReadAndEvicted => single.read_and_evicted(*block),
+                    EventKind::Evicted => single.evicted(*block),
+                    EventKind::Discarded => single.discarded(*block),
                 }
             }
-            let events: Vec<_> = events.iter().map(|(what, block)| Event::new(*what, *block)).collect();
+            let events: Vec<_> = events.iter().map(|(kind, block)| Event::new(*kind, *block)).collect();
             assert!(
-                events.iter().all(|event| event.is_read() == matches!(event.what(), What::Read | What::ReadAndEvicted))
+                events.iter().all(|event| event.is_read() == matches!(event.kind(), EventKind::Read | EventKind::ReadAndEvicted))
             );
             together.take(&events);
             assert_eq!((together.rate(), together.followed()), (single.rate(), single.followed()), "round {round}");
@@ -503,12 +503,12 @@ fn events_are_taken_together_as_one_by_one() {
 #[test]
 fn an_event_tells_its_disk_and_what_happened() {
     let [here, there] = [0, 4095].map(|disk| BlockId { disk: DiskIndex(disk), bno: BlockNumber((1 << 40) - 1) });
-    for what in [What::Read, What::ReadAndEvicted, What::Evicted, What::Discarded] {
-        let event = Event::new(what, there);
-        assert_eq!((event.what(), event.disk(), event.name()), (what, there.disk, priority::name(there)));
-        let first = Event::new(what, BlockId { bno: BlockNumber(0), ..there });
+    for kind in [EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded] {
+        let event = Event::new(kind, there);
+        assert_eq!((event.kind(), event.disk(), event.name()), (kind, there.disk, priority::name(there)));
+        let first = Event::new(kind, BlockId { bno: BlockNumber(0), ..there });
         assert_eq!(first.of_block(there.bno).0, event.0);
-        assert!(first.is_of_disk_of(event) && !first.is_of_disk_of(Event::new(what, here)));
+        assert!(first.is_of_disk_of(event) && !first.is_of_disk_of(Event::new(kind, here)));
     }
 }
 

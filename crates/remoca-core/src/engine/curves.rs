@@ -3,7 +3,7 @@
 //! The VM has a curve. As soon as a second disk is read, each disk has one of its own, up to [`DISK_CURVES_MAX`]. Decision 0038.
 
 use super::contents::Contents;
-use crate::curve::{Event, Forecasts, MissRatioCurve, REACH_MAX, REACH_MIN, Unreadable, What, Windows};
+use crate::curve::{Event, EventKind, Forecasts, MissRatioCurve, REACH_MAX, REACH_MIN, Unreadable, Windows};
 use crate::fingerprint::Fingerprinter;
 use crate::units::{BlockId, BlockNumber, DiskIndex, Nanos, PAGE_SIZE, PageCount};
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
-/// Number of events that the curves take together. One by one, each would cost twice as much.
+/// Number of events that the curves take together.
 const WAITING_MAX: usize = 64;
 
 /// A curve, and how good its forecasts were.
@@ -68,7 +68,7 @@ impl Curves {
         let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
         let (vm, nowhere) = (Watched::new(&key, reach), BlockId { disk: DiskIndex(0), bno: BlockNumber(0) });
-        let (waiting, count, read_at) = ([Event::new(What::Discarded, nowhere); WAITING_MAX], 0, None);
+        let (waiting, count, read_at) = ([Event::new(EventKind::Discarded, nowhere); WAITING_MAX], 0, None);
         Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., waiting, count, read_at }
     }
 
@@ -104,7 +104,6 @@ impl Curves {
 
     /// Follows a change of the cache's size, in all tiers.
     pub(super) fn resize(&mut self, cache: PageCount) {
-        self.settle();
         let reach = self.reach.max(reach_for(cache));
         self.reach = reach;
         self.all().for_each(|watched| watched.curve.grow_reach(reach));

@@ -10,8 +10,8 @@
 //! | ... to a swap area | an eviction of the blocks that were written whole |
 //! | no evictions are seen ([`Admission::Reads`]) | each block read is evicted at once, except those of swap areas |
 //!
-//! Events wait until there are 64, or somebody asks: the curves take them together, oldest first, for half the cost. Then they follow what is seen
-//! of evictions, which changes only now and then.
+//! Events wait until there are 64, or somebody asks. The curves take them together, oldest first: what is to be looked at once for all of them, such
+//! as what is seen of evictions, would cost more than an event itself.
 //!
 //! Without a cache (ghost mode) nothing is known of blocks. Then the contents of sampled blocks are noted (`contents.rs`), and the agent is
 //! advised to send one page of [`GHOST_ONE_OF`]. Decision 0038.
@@ -20,7 +20,7 @@ use super::admit::ADVICE_MAX;
 use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
 use super::disks::page_of;
 use super::{Admission, DiskEngine};
-use crate::curve::{Event, Unreadable, What, Windows};
+use crate::curve::{Event, EventKind, Unreadable, Windows};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
 use std::ops::{DerefMut, Range};
@@ -101,8 +101,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         self.curves.read_at = Some(now);
         let are_evicted = self.admit.admission() == Admission::Reads;
-        let what = if are_evicted { What::ReadAndEvicted } else { What::Read };
-        let first = Event::new(what, BlockId { disk, bno: BlockNumber(0) });
+        let kind = if are_evicted { EventKind::ReadAndEvicted } else { EventKind::Read };
+        let first = Event::new(kind, BlockId { disk, bno: BlockNumber(0) });
         Some(Telling { first, looks_for_swap: are_evicted && self.disks.has_swap(disk) })
     }
 
@@ -110,7 +110,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     #[inline]
     pub(super) fn tell_read(&mut self, telling: Telling, block: BlockId) {
         if telling.looks_for_swap && self.disks.is_swap(block) {
-            self.tell_curves(What::Read, block);
+            self.tell_curves(EventKind::Read, block);
         } else if self.curves.note(telling.first.of_block(block.bno)) {
             self.settle_curves();
         }
@@ -140,13 +140,13 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return self.curves.overwritten(disk, blocks);
         }
         for bno in blocks {
-            self.tell_curves(What::Discarded, BlockId { disk, bno: BlockNumber(bno) });
+            self.tell_curves(EventKind::Discarded, BlockId { disk, bno: BlockNumber(bno) });
         }
     }
 
     #[inline]
-    fn tell_curves(&mut self, what: What, block: BlockId) {
-        if self.curves.note(Event::new(what, block)) {
+    fn tell_curves(&mut self, kind: EventKind, block: BlockId) {
+        if self.curves.note(Event::new(kind, block)) {
             self.settle_curves();
         }
     }
@@ -165,7 +165,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     pub(super) fn note_evicted_block(&mut self, block: Option<BlockId>) {
         self.last_evicted = block.filter(|_| self.curves.is_on);
         if let Some(block) = self.last_evicted {
-            self.tell_curves(What::Evicted, block);
+            self.tell_curves(EventKind::Evicted, block);
         }
     }
 
@@ -186,7 +186,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             && let Some(contents) = &mut self.curves.contents
             && let Some(block) = contents.take(content)
         {
-            self.tell_curves(What::Evicted, block);
+            self.tell_curves(EventKind::Evicted, block);
         }
     }
 
@@ -202,7 +202,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         for bno in range.covered_blocks() {
             let block = BlockId { disk, bno: BlockNumber(bno) };
             if is_written && self.disks.is_swap(block) {
-                self.tell_curves(What::Evicted, block);
+                self.tell_curves(EventKind::Evicted, block);
             } else if self.curves.contents.is_some() && self.curves.is_sampled(block) {
                 let Some((_, page)) = page_of(range, bno, data) else { return };
                 let content = self.prints.page(page);
