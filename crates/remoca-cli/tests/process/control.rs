@@ -2,7 +2,8 @@
 
 use super::support::machine::{Machine, Setup};
 use super::support::program::{
-    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, install, run, run_command, status,
+    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, expect_set, install, run, run_command, set,
+    status,
 };
 use super::support::{PATIENCE, wait_until};
 use remoca_protocol::control::{PATIENCE as SILENT_TIME_MAX, Status};
@@ -14,8 +15,6 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long `remoca set` waits for a memory server.
-const GRANT_TIME_MAX: Duration = Duration::from_secs(3);
 const USAGE: i32 = 2;
 const FAILURE: i32 = 1;
 const NOBODY: u32 = 65534;
@@ -182,13 +181,7 @@ fn a_size_that_is_set_reaches_the_server() {
         (&["--on"], "test: cache 4M, all granted\n", 1024),
         (&["--cache", "6M", "--on"], "test: cache 6M, all granted\n", 1536),
     ] {
-        // The command waits for the server, but not for long.
-        wait_until(said, || {
-            let begun = Instant::now();
-            let is_said = text(&ask(&machine, "set", arguments)) == said;
-            assert!(is_said || begun.elapsed() >= GRANT_TIME_MAX, "it did not wait: {said}");
-            is_said
-        });
+        expect_set(&machine.control(), arguments, said);
         wait_until("the server gives or takes", || {
             server.pages_given() == pages && machine.status().cache.granted_bytes == pages * 4096
         });
@@ -234,12 +227,16 @@ fn the_answer_to_set_says_what_the_server_grants() {
     machine.run_until_hits(50);
     // The server has 16 MiB, in pieces of 2 MiB.
     let wanted = format!("test: cache 64M, of which 16M are granted: {} has no more to give now\n", server.address);
-    // The command does not wait for long.
-    wait_until(&wanted, || text(&ask(&machine, "set", &["--cache", "64M"])) == wanted);
+    wait_until(&wanted, || {
+        let (said, has_waited) = set(&machine.control(), &["--cache", "64M"]);
+        assert!(has_waited, "less than all is granted: {said}");
+        said == wanted
+    });
     server.program.kill();
     wait_until("the loss is noticed", || !machine.status().server.is_some_and(|server| server.connected));
     wait_until("it says when, and why not now", || {
-        let said = text(&ask(&machine, "set", &["--cache", "8M"]));
+        let (said, has_waited) = set(&machine.control(), &["--cache", "8M"]);
+        assert!(has_waited, "nothing is granted: {said}");
         assert!(said.starts_with("test: cache 8M, granted when there is a connection to unix:"), "{said}");
         said.contains(" cannot be reached: Connection refused")
     });

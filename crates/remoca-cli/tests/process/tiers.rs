@@ -4,7 +4,7 @@
 
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
-use super::support::program::{REMOCA, Serve, command, expect_refusal, run};
+use super::support::program::{REMOCA, Serve, command, expect_refusal, expect_set, run};
 use super::support::wait_until;
 use super::upgrade;
 use remoca_io::fake_manager::FakeManager;
@@ -360,13 +360,9 @@ fn a_local_tier_needs_no_other_server() {
     let status = machine.status();
     assert_eq!((status.cache.wanted_bytes, status.cache.local_granted_bytes), (0, 2 * MIB));
     let control = machine.control();
-    let control = control.to_str().unwrap();
-    expect_refusal(&run(&["set", control, "--cache", "1G"]), FAILURE, &["no memory server but that of its local tier"]);
-    // The command does not wait for long.
-    wait_until("all is granted", || {
-        let said = run(&["set", control, "--local", "1M"]);
-        String::from_utf8_lossy(&said.stdout).trim() == "test: cache 0; local tier 1M, all granted"
-    });
+    let larger = run(&["set", control.to_str().unwrap(), "--cache", "1G"]);
+    expect_refusal(&larger, FAILURE, &["no memory server but that of its local tier"]);
+    expect_set(&control, &["--local", "1M"], "test: cache 0; local tier 1M, all granted\n");
     machine.run_until_hits(100);
     machine.finish();
 }
@@ -382,11 +378,7 @@ fn a_local_tier_can_be_added_to_a_running_process() {
     machine.evictions = Evictions::LYING;
     machine.run_until_hits(100);
     let control = machine.control();
-    // The command does not wait for long.
-    wait_until("all is granted", || {
-        let said = run(&["set", control.to_str().unwrap(), "--local", "1M"]);
-        String::from_utf8_lossy(&said.stdout).trim() == "test: cache 2M, all granted; local tier 1M, all granted"
-    });
+    expect_set(&control, &["--local", "1M"], "test: cache 2M, all granted; local tier 1M, all granted\n");
     run_until_both_hit(&mut machine, 100);
     // It is none of the list, whatever that becomes.
     let said = run(&["set", control.to_str().unwrap(), "--server", &servers.remote.address]);

@@ -20,6 +20,9 @@ pub use rustix::process::Signal;
 /// The program under test.
 pub const REMOCA: &str = env!("CARGO_BIN_EXE_remoca");
 
+/// How long `remoca set` waits for memory servers.
+const GRANT_TIME_MAX: Duration = Duration::from_secs(3);
+
 /// Returns a command whose process dies with the test.
 pub fn command(binary: impl AsRef<Path>) -> Command {
     prepare(Command::new(binary.as_ref()), true)
@@ -84,6 +87,25 @@ pub fn with_run(run: &Path) -> Option<Command> {
 #[track_caller]
 pub fn run<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
     run_command(command(REMOCA).args(arguments))
+}
+
+/// Runs `remoca set`. Returns what it says, and whether it waited for memory servers as long as it ever does.
+#[track_caller]
+pub fn set(control: &Path, arguments: &[&str]) -> (String, bool) {
+    let begun = Instant::now();
+    let output = run(&[&["set", control.to_str().unwrap()], arguments].concat());
+    assert!(output.status.success(), "{output:?}");
+    (String::from_utf8(output.stdout).unwrap(), begun.elapsed() >= GRANT_TIME_MAX)
+}
+
+/// Repeats `remoca set` until it says `wanted`: a server may need more time than the command gives it.
+#[track_caller]
+pub fn expect_set(control: &Path, arguments: &[&str], wanted: &str) {
+    wait_until(wanted, || {
+        let (said, has_waited) = set(control, arguments);
+        assert!(said == wanted || has_waited, "it did not wait: {said}");
+        said == wanted
+    });
 }
 
 /// Runs a command to its end. A program that keeps running where it should have refused is killed, and fails the
