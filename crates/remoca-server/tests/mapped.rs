@@ -10,11 +10,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::mapped::{Mapped, hello, set_size};
 use common::{Client, config, encode, page, request, send_page, start, token, wait_for};
-use remoca_protocol::{ErrorCode, ErrorReply, Frame, MAPPED_VERSIONS, PageCount, RequestId, VERSIONS, VersionRange};
+use remoca_protocol::{
+    ErrorCode, ErrorReply, Frame, MAPPED_VERSIONS, PageCount, RequestId, TAKE_BACK_MS, VERSIONS, VersionRange,
+};
 use remoca_server::command::{Reply, TakenBack, command_path};
 use remoca_server::{Config, Limits, ListenAddress, MappedStatus, PageLocking, Server};
 use rustix::fs::{SealFlags, fcntl_get_seals};
@@ -231,13 +233,17 @@ fn a_client_that_answers_keeps_the_rest() -> bool {
     client.resize(1000);
     (0..1000).for_each(|slot| client.store(slot, slot));
     let control = setup.control.clone();
+    let begun = Instant::now();
     let operator = std::thread::spawn(move || take_back(&control, "abababab", 100));
     client.expect(Frame::TakeBack { npages: PageCount(100) });
     // A larger size than asked for is no answer.
     // If it is late, the connection may have ended.
     let _late = (&client.socket).write_all(&encode(&[set_size(1100), set_size(100)]));
     match operator.join().unwrap() {
-        Reply::Done(TakenBack { pages: 0, ended: true }) => return false,
+        Reply::Done(TakenBack { pages: 0, ended: true }) => {
+            assert!(begun.elapsed() >= Duration::from_millis(TAKE_BACK_MS), "it had time left");
+            return false;
+        }
         reply => assert_eq!(reply, Reply::Done(TakenBack { pages: 100, ended: false })),
     }
     let request = RequestId(5);

@@ -3,12 +3,15 @@
 //! answer is checked.
 
 use super::support::machine::{Evictions, Machine, Setup};
-use super::support::program::{Serve, Signal, run};
+use super::support::program::{REMOCA, Serve, Signal, command, run};
 use super::support::wait_until;
 use super::upgrade;
 use remoca_io::fake_manager::FakeManager;
+use remoca_protocol::TAKE_BACK_MS;
 use remoca_protocol::control::PoolStatus;
+use std::process::Stdio;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 fn machine(folder: tempfile::TempDir, server: &Serve, seed: u64) -> Machine {
     let mut machine =
@@ -198,15 +201,19 @@ fn a_session_outlives_what_is_taken_back() -> bool {
     let first = pool(&machine);
     let name = server.status()["pools"][0]["token"].as_str().unwrap().to_owned();
     for (size, pages) in [("2M", 512), ("1M", 256)] {
-        let mut child = super::support::program::command(super::support::program::REMOCA);
+        let begun = Instant::now();
+        let mut child = command(REMOCA);
         child.args(["take-back", &name, size, "--server"]).arg(&control);
-        let mut child = child.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
         while child.try_wait().unwrap().is_none() {
             machine.round();
         }
         let (done, said) = upgrade::end(child);
         assert!(done, "{said}");
         if said.contains("ended") {
+            assert!(begun.elapsed() >= Duration::from_millis(TAKE_BACK_MS), "it had time left: {said}");
+            // The guest reads what is right all the same.
+            machine.run(20);
             return false;
         }
         assert_eq!(server.status()["pools"][0]["npages"], pages);
