@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 const SOON: Duration = Duration::from_millis(100);
 const EACH: Limit = Limit::Each(Duration::from_secs(30));
-/// Soon enough to wait for it, for a client that hears something before.
+/// Short enough to wait out, and long enough to hear what is said before the silence.
 const LATER: Limit = Limit::Each(Duration::from_secs(3));
 const OPENED: &str = "{\"QMP\":{}}\r\n{\"return\":{},\"id\":1}\r\n";
 

@@ -32,10 +32,10 @@ struct Screens {
     top: String,
 }
 
-/// All screens have to be read within the second of a snapshot.
+/// Long, because all screens must be read within the one second of a snapshot, which a busy machine seldom manages.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(600);
 
-/// Reads all screens until they show the same snapshot, with so many VMs. One that does not answer within a second is left out.
+/// Reads all screens until they show the same snapshot, with `count` VMs: one that does not answer within a second is left out.
 #[track_caller]
 fn read(page: &Page, count: usize) -> Screens {
     let mut screens = None;
