@@ -58,7 +58,7 @@ impl Planner {
             (Some(Unusable::Silent(why)), ..) => ("silent", why.clone()),
             (Some(Unusable::Advised(why)), ..) => ("advised", why.clone()),
             (None, Some(why), _) => ("short", format!("it is short of memory: {why}")),
-            (None, None, Some(why)) if guest.is_left(now) => ("stuck", why),
+            (None, None, Some(why)) if guest.is_not_asked(now) => ("stuck", why),
             (None, None, Some(why)) => ("advised", why),
             (None, None, None) => ("usable", lender_text(now, guest, limits)),
         };

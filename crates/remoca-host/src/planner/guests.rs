@@ -153,7 +153,7 @@ impl KnownGuest {
                     .into(),
             );
         }
-        let (until, why) = self.left.as_ref().filter(|_| self.is_left(now))?;
+        let (until, why) = self.left.as_ref().filter(|_| self.is_not_asked(now))?;
         Some(format!("{why}; {}", not_asked_for(until.saturating_sub(now))))
     }
 
@@ -200,7 +200,7 @@ impl KnownGuest {
     }
 
     /// Asks it nothing for `time`, because of `why`.
-    pub(super) fn leave(&mut self, at: Moment, time: Duration, why: String) {
+    pub(super) fn stop_asking(&mut self, at: Moment, time: Duration, why: String) {
         self.left = Some((at.now + time, why));
         if let Some(sizes) = &mut self.sizes {
             sizes.left_until_s = at.unix_s.saturating_add(time.as_secs());
@@ -284,7 +284,7 @@ impl KnownGuest {
     }
 
     /// Returns whether its balloon is asked nothing now.
-    pub(super) fn is_left(&self, now: Duration) -> bool {
+    pub(super) fn is_not_asked(&self, now: Duration) -> bool {
         self.left.as_ref().is_some_and(|(until, _)| now < *until)
     }
 

@@ -274,16 +274,16 @@ impl Planner {
         let late = self.reliefs.iter().filter(|relief| relief.stage == Stage::Begun && is_late(&relief.vm));
         let late: Vec<String> = late.map(|relief| relief.vm.clone()).collect();
         for name in late {
-            self.leave(at, &name, format!("its balloon did not follow within {} s", FOLLOW_TIME.as_secs()));
+            self.stop_asking(at, &name, format!("its balloon did not follow within {} s", FOLLOW_TIME.as_secs()));
             self.end_relief(at, &name, false, "its balloon did not follow; what it was to get is given to nobody");
         }
     }
 
     /// Asks nothing of the balloon of a guest for some windows.
-    pub(super) fn leave(&mut self, at: Moment, name: &str, why: String) {
+    pub(super) fn stop_asking(&mut self, at: Moment, name: &str, why: String) {
         let time = LEFT_WINDOWS * self.settings.window;
         if let Some(guest) = self.guests.get_mut(name) {
-            guest.leave(at, time, why);
+            guest.stop_asking(at, time, why);
         }
     }
 }

@@ -145,7 +145,7 @@ impl Planner {
             }
             Phase::Rest => self.make_plan(at),
             // Somebody took memory back: caches give that first, and the others go on.
-            Phase::Lend if is_over && !self.lends_too_long(at) => self.leave_takers(at),
+            Phase::Lend if is_over && !self.lends_too_long(at) => self.stop_asking_takers(at),
             Phase::Lend => self.lend(at),
             Phase::Observe => {
                 self.plan = Err(format!("the curves are observed, for {} s so far", passed.as_secs()));
@@ -214,9 +214,9 @@ impl Planner {
     /// Returns the limits of a VM whose cache can take what its guest lends, and give it back; `None` if it cannot.
     fn lender(&self, now: Duration, name: &str) -> Option<crate::limits::Limits> {
         let vm = self.vms.get(name).filter(|vm| vm.silent.is_none())?;
-        let is_left = vm.ignored_until.is_some_and(|until| now < until);
+        let is_not_asked = vm.ignored_until.is_some_and(|until| now < until);
         let is_fixed = vm.reading.as_ref().is_none_or(|reading| reading.fixed.is_some());
-        vm.limits.filter(|_| !is_left && !is_fixed)
+        vm.limits.filter(|_| !is_not_asked && !is_fixed)
     }
 
     fn lends_too_long(&self, at: Moment) -> bool {
@@ -242,9 +242,9 @@ impl Planner {
     }
 
     /// Asks nothing for some windows of guests that took back what they had lent.
-    fn leave_takers(&mut self, at: Moment) {
+    fn stop_asking_takers(&mut self, at: Moment) {
         for (name, bytes) in self.takers() {
-            self.leave(at, &name, "it took back memory that it had lent".into());
+            self.stop_asking(at, &name, "it took back memory that it had lent".into());
             self.let_keep(&name, bytes);
         }
     }
@@ -254,7 +254,7 @@ impl Planner {
     pub(super) fn keep_taken_back(&mut self, at: Moment) {
         if self.round.phase == Phase::Lend {
             // Nor does it lend the rest in this round, and a step may be the next thing that it is asked for.
-            self.leave_takers(at);
+            self.stop_asking_takers(at);
             return;
         }
         for (name, bytes) in self.takers() {
@@ -272,7 +272,7 @@ impl Planner {
             return;
         }
         let memory = self.memory(at.now);
-        self.leave_takers(at);
+        self.stop_asking_takers(at);
         let is_late = self.lends_too_long(at);
         let names: Vec<String> = self.guests.keys().filter(|_| !is_late).cloned().collect();
         let mut moves = Vec::new();

@@ -149,7 +149,7 @@ impl Planner {
             return;
         }
         if was_sent {
-            self.leave(at, name, why.clone());
+            self.stop_asking(at, name, why.clone());
         }
         // Help may name the same size. It was told first then, and what was told is not taken back.
         if is_change {
@@ -257,7 +257,7 @@ impl Planner {
     fn give_up_guest(&mut self, at: Moment, change: &Move) {
         let is_usable = self.guests.get(&change.vm).is_some_and(|guest| guest.unusable.is_none());
         let why = format!("its balloon did not follow within {} s", FOLLOW_TIME.as_secs());
-        self.leave(at, &change.vm, why.clone());
+        self.stop_asking(at, &change.vm, why.clone());
         self.drop_move(at, &change.vm, Side::Guest, &why);
         if let Some(intent) = self.intent.as_mut().filter(|_| change.takes() && is_usable) {
             intent.moves.push(Move {

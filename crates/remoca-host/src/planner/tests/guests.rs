@@ -90,7 +90,7 @@ fn a_dry_run_moves_nothing() {
 }
 
 #[test]
-fn a_balloon_that_does_not_follow_is_left_alone_and_told_to_stop() {
+fn a_balloon_that_does_not_follow_is_told_to_stop_and_not_asked_again() {
     for manner in [Manner::Stuck, Manner::Lies, Manner::Refuses] {
         let mut world = two(170, [Manner::Honest, manner]);
         run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));

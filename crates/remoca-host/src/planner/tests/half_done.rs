@@ -328,7 +328,7 @@ fn a_clock_that_is_set_keeps_no_round_going_and_ends_none() {
 }
 
 #[test]
-fn a_successor_leaves_the_same_balloons_alone() {
+fn a_successor_does_not_ask_the_same_balloons_again() {
     let mut world = two(170, [Manner::Honest, Manner::Stuck]);
     run_round(&mut world, |_| {});
     let why = |world: &World| world.planner.report(world.at).vms[1].guest.as_ref().unwrap().why.clone();

@@ -199,14 +199,14 @@ fn a_guest_that_migrates_waits_for_none_that_is_short_of_memory_and_has_nothing_
 }
 
 #[test]
-fn a_guest_that_migrates_and_is_left_alone_costs_its_cache_nothing() {
+fn a_guest_that_migrates_and_is_not_asked_costs_its_cache_nothing() {
     let mut world = two(170, [Manner::Honest; 2]);
     while phase(&world) != Phase::Observe {
         world.run(1, |_| {});
     }
     leave(&mut world, "vm1");
     let (at, time) = (world.at, Duration::from_secs(25));
-    world.planner.guests.get_mut("vm1").unwrap().leave(at, time, "its balloon did not follow".into());
+    world.planner.guests.get_mut("vm1").unwrap().stop_asking(at, time, "its balloon did not follow".into());
     let steps = world.steps.len();
     world.run(2, |_| {});
     assert_eq!(world.steps.len(), steps, "{:?}", &world.steps[steps..]);

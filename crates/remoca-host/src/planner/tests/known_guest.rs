@@ -154,7 +154,7 @@ fn memory_that_a_vm_process_does_not_see_counts_for_a_minute() {
 }
 
 #[test]
-fn what_is_on_record_of_a_guest_that_is_left_alone_is_believed_for_ten_windows() {
+fn what_is_on_record_of_a_guest_that_is_not_asked_is_believed_for_ten_windows() {
     let sizes = GuestRecord { home_bytes: HOME, base_bytes: HOME, asked_bytes: HOME, ..GuestRecord::default() };
     let ends = |sizes: GuestRecord| {
         let mut guest = KnownGuest::new(START, WINDOW, Some(sizes));

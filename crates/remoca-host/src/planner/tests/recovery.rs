@@ -220,7 +220,7 @@ fn a_dry_run_leaves_an_intent_alone() {
 }
 
 #[test]
-fn a_vm_that_does_not_give_back_is_left_alone_and_nobody_gets_its_memory() {
+fn a_vm_that_does_not_give_back_is_not_asked_again_and_nobody_gets_its_memory() {
     let mut world = World::new(two());
     world.process("vm1").nature = Nature::Ignores;
     world.run(20, |world| assert!(world.held() <= TOTAL));

@@ -233,7 +233,7 @@ fn a_guest_that_took_its_memory_back_keeps_it_though_the_daemon_dies_before_it_i
 
 /// With a word or without one, and more than the reserve, so that caches are cut at once.
 #[test]
-fn a_guest_that_takes_all_back_while_guests_lend_is_left_alone_when_caches_are_cut() {
+fn a_guest_that_takes_all_back_while_guests_lend_is_not_asked_when_caches_are_cut() {
     for grabs in [Manner::Grabs as fn(u32) -> Manner, Manner::GrabsSilently] {
         let mut world = two(170, [Manner::Crawls, Manner::Honest]);
         world.settings = with_guests(48, 8);
@@ -250,7 +250,7 @@ fn a_guest_that_takes_all_back_while_guests_lend_is_left_alone_when_caches_are_c
             assert!(looks < 20, "its tier is not cut: {:?}", &world.steps[steps..]);
         }
         assert_eq!(phase(&world), Phase::Lend);
-        assert!(world.planner.guests["vm1"].is_left(world.at.now));
+        assert!(world.planner.guests["vm1"].is_not_asked(world.at.now));
         assert_eq!(world.planner.record().guests["vm1"].taken(), 0);
         world.run(3, |_| {});
         assert!(told(&world, steps).is_empty(), "{:?}", &world.steps[steps..]);
