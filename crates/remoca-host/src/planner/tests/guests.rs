@@ -21,6 +21,16 @@ pub fn two(needs: u32, manners: [Manner; 2]) -> World {
     world
 }
 
+/// Returns two VMs whose guests have lent to their own caches all that they lend in a round.
+pub fn lent_to_own() -> World {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+    }
+    assert!(sizes(&world).iter().all(|sizes| *sizes == (HOME - 48, 20 + 48)), "{:?}", sizes(&world));
+    world
+}
+
 /// Returns four VMs after a round: the cache of the first one has got ten units or more from the guest of each other one.
 pub fn three_lent_to_one() -> World {
     let flat = || Process::new(Shape::Flat(50), Nature::Honest, 10);
@@ -251,11 +261,12 @@ fn a_minimum_that_is_raised_is_given_to_a_guest_that_lends() {
     assert!(log.iter().any(|decision| decision.why.contains("less than its minimum")), "{log:#?}");
 }
 
-#[test]
-fn a_guest_that_is_short_of_memory_comes_before_a_minimum() {
+/// Lets the guest of `vm2` become short of memory when `vm1` is to get some of the reserve as well because of what `asks` changes, and
+/// checks that `vm2` comes first. Returns what there is when both had time to get theirs.
+pub fn short_comes_first(asks: impl FnOnce(&mut World)) -> World {
     let mut world = lent_to_others(265, Shape::Flat(50));
     let lent = HOME - sizes(&world)[2].0;
-    world.process("vm1").limits.guest_minimum_bytes = Some((HOME - 1) * UNIT);
+    asks(&mut world);
     world.guest("vm2").manner = Manner::Short(0, u32::MAX);
     let steps = world.steps.len();
     world.run(1, |_| {});
@@ -264,6 +275,14 @@ fn a_guest_that_is_short_of_memory_comes_before_a_minimum() {
     // Half of the reserve stays for those that are short of memory next.
     assert!(world.taken_of_host() <= signed(70 * UNIT), "{:?}", sizes(&world));
     world.run(200, |world| assert!(world.taken_of_host() <= signed(80 * UNIT)));
+    world
+}
+
+#[test]
+fn a_guest_that_is_short_of_memory_comes_before_a_minimum() {
+    let world = short_comes_first(|world| {
+        world.process("vm1").limits.guest_minimum_bytes = Some((HOME - 1) * UNIT);
+    });
     assert!(sizes(&world)[1].0 >= HOME - 1, "{:?}", sizes(&world));
 }
 

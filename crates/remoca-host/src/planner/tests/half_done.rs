@@ -1,7 +1,7 @@
 //! Steps that end half-way: what a guest was to give, or to get, is not lost to it.
 
 use super::balloon::{Manner, signed};
-use super::guests::{HOME, phase, run_round, sizes, three_lent_to_one, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, sizes, three_lent_to_one, two};
 use super::world::{Nature, Shape, UNIT, World};
 use crate::planner::{Move, Phase, Planner, Side};
 use crate::resource::Resource;
@@ -170,10 +170,7 @@ fn a_guest_that_somebody_enlarges_while_its_memory_is_returned_keeps_what_it_has
     while phase(&world) != Phase::Return || world.planner.record().intent.is_some() {
         world.run(1, |_| {});
     }
-    world.at.now = world.planner.next_look().at();
-    world.hear_guests(None);
-    let all = world.heard();
-    world.planner.hear_all(world.at, all);
+    world.hear_next();
     let moves = world.planner.record().intent.unwrap().moves;
     assert!(moves.iter().any(|change| change.vm == "vm0" && change.side == Side::Guest), "{moves:?}");
     let bytes = enlarge(&mut world, "vm0");
@@ -304,10 +301,7 @@ fn lending_ends_in_time_however_slow_a_balloon_is() {
 #[test]
 fn a_clock_that_is_set_keeps_no_round_going_and_ends_none() {
     for set in [|s: u64| s - 500_000, |s: u64| s + 500_000] {
-        let mut world = two(170, [Manner::Honest; 2]);
-        while phase(&world) != Phase::Observe {
-            world.run(1, |_| {});
-        }
+        let mut world = lent_to_own();
         let at = world.at.now;
         world.at.unix_s = set(world.at.unix_s);
         let mut looks = 0;

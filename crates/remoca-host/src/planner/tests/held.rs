@@ -1,9 +1,9 @@
 //! Guests from which nothing may be taken, or that do not tell of their memory.
 
 use super::balloon::{Guest, Manner, signed};
-use super::guests::{HOME, lent_to_others, phase, run_round, sizes, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, short_comes_first, sizes, two};
 use super::half_done::{run_into_a_step, told};
-use super::world::{Nature, Shape, UNIT, World};
+use super::world::{Nature, UNIT, World};
 use crate::planner::{Phase, Side};
 use remoca_protocol::host::HostGuest;
 use std::time::Duration;
@@ -66,10 +66,7 @@ fn leave(world: &mut World, name: &str) {
 
 #[test]
 fn a_guest_that_migrates_gets_back_what_its_own_cache_has_of_it_at_once() {
-    let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Observe {
-        world.run(1, |_| {});
-    }
+    let mut world = lent_to_own();
     leave(&mut world, "vm1");
     let (steps, began) = (world.steps.len(), world.at.now);
     world.run(1, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
@@ -83,10 +80,7 @@ fn a_guest_that_migrates_gets_back_what_its_own_cache_has_of_it_at_once() {
 /// One that is short of memory would wait half a window, to see whether help was enough.
 #[test]
 fn a_guest_that_migrates_and_is_helped_does_not_wait_for_what_its_own_cache_has() {
-    let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Observe {
-        world.run(1, |_| {});
-    }
+    let mut world = lent_to_own();
     leave(&mut world, "vm1");
     world.guest("vm1").manner = Manner::Short(0, u32::MAX);
     let (steps, began) = (world.steps.len(), world.at.now);
@@ -100,10 +94,7 @@ fn a_guest_that_migrates_and_is_helped_does_not_wait_for_what_its_own_cache_has(
 
 #[test]
 fn a_guest_that_migrates_does_not_wait_for_the_reserve_because_its_own_cache_gave() {
-    let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Observe {
-        world.run(1, |_| {});
-    }
+    let mut world = lent_to_own();
     world.process("vm1").limits.minimum_bytes = 60 * UNIT;
     world.run(1, |_| {});
     leave(&mut world, "vm1");
@@ -146,16 +137,7 @@ fn a_guest_that_migrates_gets_back_what_others_have_of_it_as_the_reserve_allows(
 
 #[test]
 fn a_guest_that_is_short_of_memory_comes_before_one_that_migrates() {
-    let mut world = lent_to_others(265, Shape::Flat(50));
-    let lent = HOME - sizes(&world)[2].0;
-    leave(&mut world, "vm1");
-    world.guest("vm2").manner = Manner::Short(0, u32::MAX);
-    let steps = world.steps.len();
-    world.run(1, |_| {});
-    let (_, step) = &world.steps[steps];
-    assert_eq!((&*step.vm, step.bytes), ("vm2", (HOME - lent + 10) * UNIT), "{step:?}");
-    assert!(world.taken_of_host() <= signed(70 * UNIT), "{:?}", sizes(&world));
-    world.run(200, |world| assert!(world.taken_of_host() <= signed(80 * UNIT)));
+    let world = short_comes_first(|world| leave(world, "vm1"));
     assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);
 }
 
@@ -163,10 +145,7 @@ fn a_guest_that_is_short_of_memory_comes_before_one_that_migrates() {
 fn a_guest_that_migrates_does_not_hold_up_what_one_that_is_short_of_memory_has_in_its_own_cache() {
     // Looks after which it begins to migrate. The other one waits meanwhile, to see whether help is enough.
     for looks in [0, 2] {
-        let mut world = two(170, [Manner::Honest; 2]);
-        while phase(&world) != Phase::Observe {
-            world.run(1, |_| {});
-        }
+        let mut world = lent_to_own();
         world.guest("vm1").manner = Manner::Short(0, u32::MAX);
         let (steps, began) = (world.steps.len(), world.at.now);
         world.run(looks, |_| {});
@@ -186,10 +165,7 @@ fn a_guest_that_migrates_does_not_hold_up_what_one_that_is_short_of_memory_has_i
 
 #[test]
 fn a_guest_that_migrates_waits_for_none_that_is_short_of_memory_and_has_nothing_in_its_own_cache() {
-    let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Observe {
-        world.run(1, |_| {});
-    }
+    let mut world = lent_to_own();
     world.process("vm1").limits.minimum_bytes = world.process("vm1").granted * UNIT;
     world.run(1, |_| {});
     world.guest("vm1").manner = Manner::Short(0, u32::MAX);
@@ -200,10 +176,7 @@ fn a_guest_that_migrates_waits_for_none_that_is_short_of_memory_and_has_nothing_
 
 #[test]
 fn a_guest_that_migrates_and_is_not_asked_costs_its_cache_nothing() {
-    let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Observe {
-        world.run(1, |_| {});
-    }
+    let mut world = lent_to_own();
     leave(&mut world, "vm1");
     let (at, time) = (world.at, Duration::from_secs(25));
     world.planner.guests.get_mut("vm1").unwrap().stop_asking(at, time, "its balloon did not follow".into());

@@ -1,7 +1,7 @@
 //! Guests that are short of memory, while others hang, and while theirs is on its way; and caches when guests take much back.
 
 use super::balloon::{Guest, Manner, signed, with_guests};
-use super::guests::{HOME, phase, run_round, sizes, three_lent_to_one, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, sizes, three_lent_to_one, two};
 use super::half_done::told;
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::moves::{Intent, Stage};
@@ -10,16 +10,6 @@ use std::time::Duration;
 
 const ALWAYS: Manner = Manner::Short(0, u32::MAX);
 
-/// Returns two VMs whose guests have lent to their own caches all that they lend in a round.
-fn lent_to_own() -> World {
-    let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Observe {
-        world.run(1, |_| {});
-    }
-    assert!(sizes(&world).iter().all(|sizes| *sizes == (HOME - 48, 20 + 48)), "{:?}", sizes(&world));
-    world
-}
-
 /// Runs until the caches give guests their memory back, and the commands for that come next. That of `vm0` gives at most so many units.
 fn run_into_the_return(world: &mut World, most: u64) {
     while phase(world) != Phase::Return || world.planner.record().intent.is_some() {
@@ -27,10 +17,7 @@ fn run_into_the_return(world: &mut World, most: u64) {
     }
     let process = world.process("vm0");
     process.limits.minimum_bytes = process.granted.saturating_sub(most) * UNIT;
-    world.at.now = world.planner.next_look().at();
-    world.hear_guests(None);
-    let all = world.heard();
-    world.planner.hear_all(world.at, all);
+    world.hear_next();
     let moves = world.planner.record().intent.unwrap().moves;
     assert!(moves.iter().any(|change| change.vm == "vm0" && change.side == Side::Guest), "{moves:?}");
 }
@@ -278,14 +265,6 @@ fn a_guest_that_took_nothing_back_lends_as_before_when_caches_are_cut() {
     assert!(!log.iter().any(|decision| decision.why.contains("took back")), "{log:#?}");
 }
 
-/// Hears all that guests and processes say at the time of the next look.
-fn look(world: &mut World) {
-    world.at.now = world.planner.next_look().at();
-    world.hear_guests(None);
-    let all = world.heard();
-    world.planner.hear_all(world.at, all);
-}
-
 #[test]
 fn a_guest_that_takes_memory_back_while_its_balloon_is_told_has_what_counts_as_its_own() {
     let mut world = two(190, [Manner::Honest; 2]);
@@ -296,14 +275,14 @@ fn a_guest_that_takes_memory_back_while_its_balloon_is_told_has_what_counts_as_i
     let less = guest.target - UNIT;
     (guest.target, guest.actual, guest.resident) = (less, less, less);
     world.planner.guests.get_mut("vm1").unwrap().note_untold(true);
-    look(&mut world);
+    world.hear_next();
     let step = world.planner.next_step(world.at).unwrap();
     assert_eq!((&*step.vm, step.side, step.bytes), ("vm1", Side::Guest, less + UNIT));
     let outcome = world.guest("vm1").told(step.bytes);
     world.planner.step_done(world.at, &step, outcome);
     // Before that moves, the guest takes all back without a word.
     world.guest("vm1").resident = HOME * UNIT;
-    look(&mut world);
+    world.hear_next();
     assert!(world.planner.record().intent.is_some(), "caches are cut");
     world.run(60, |_| {});
     let (guest, sizes) = (&world.guests["vm1"], world.planner.record().guests["vm1"]);

@@ -243,6 +243,14 @@ impl World {
         }
     }
 
+    /// Hears all that guests and processes say at the time of the next look, and carries out nothing.
+    pub fn hear_next(&mut self) {
+        self.at.now = self.planner.next_look().at();
+        self.hear_guests(None);
+        let all = self.heard();
+        self.planner.hear_all(self.at, all);
+    }
+
     /// Returns what all processes answer.
     pub fn heard(&self) -> Vec<Heard> {
         let heard = |(name, process): (&String, &Process)| Heard {
