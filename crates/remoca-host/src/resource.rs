@@ -48,11 +48,10 @@ impl Resource {
     #[must_use]
     pub fn fixed(self, status: &Status) -> Option<String> {
         let cache = &status.cache;
-        let has_disks = status.migration.as_ref().is_none_or(|migration| migration.has_disks);
         let is_local = |endpoint: &str| cache.local_wanted_bytes > 0 && cache.local_server.as_deref() == Some(endpoint);
         let why = match self {
             _ if status.server.is_none() && status.servers.is_empty() => "it has no memory server",
-            _ if !has_disks => "its disks are with another process",
+            _ if !status.has_disks() => "its disks are with another process",
             _ if !cache.enabled => "its cache is off",
             Self::Cache if !status.servers.is_empty() && status.servers.iter().all(|s| is_local(&s.endpoint)) => {
                 "it has no memory server but that of its local tier"

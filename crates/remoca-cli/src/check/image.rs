@@ -26,7 +26,7 @@ fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
         );
         return Finding::failed(what, format!("{image}: a flush failed ({error}), and all later ones do"), advice);
     }
-    if status.migration.as_ref().is_some_and(|migration| !migration.has_disks) {
+    if !status.has_disks() {
         return Finding::warning(
             what,
             format!("{image}: another process has it, as the VM migrates"),

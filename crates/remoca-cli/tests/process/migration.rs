@@ -89,7 +89,7 @@ fn grow(machine: &mut Machine, bytes: usize) {
 }
 
 pub fn has_disks(status: &Status) -> bool {
-    status.migration.as_ref().is_none_or(|migration| migration.has_disks)
+    status.has_disks()
 }
 
 #[track_caller]

@@ -47,6 +47,14 @@ pub struct Status {
     pub trace_lost: Option<u64>,
 }
 
+impl Status {
+    /// Returns whether the process has the disks, and not another one to which or from which the VM migrates.
+    #[must_use]
+    pub fn has_disks(&self) -> bool {
+        self.migration.as_ref().is_none_or(|migration| migration.has_disks)
+    }
+}
+
 /// Status of a VM that migrates.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MigrationStatus {

@@ -34,7 +34,7 @@ pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
 /// Returns whether the image of a disk cannot be reached. No one tries to while the disks are elsewhere, as the VM migrates.
 #[must_use]
 pub fn is_unreachable(status: &Status, disk: &DiskStatus) -> bool {
-    status.migration.as_ref().is_none_or(|migration| migration.has_disks) && disk.store != "up"
+    status.has_disks() && disk.store != "up"
 }
 
 pub fn shrunk(_: &Vm, shown: &Shown) -> Option<Found> {

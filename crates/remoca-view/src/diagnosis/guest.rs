@@ -43,8 +43,7 @@ pub fn memory(status: &Status) -> Option<Finding> {
 /// One to which a VM migrates attaches its disks at once, and shares the memory when the guest runs there.
 #[must_use]
 pub fn needs_memory(status: &Status, disk: &DiskStatus) -> bool {
-    let has_disks = status.migration.as_ref().is_none_or(|migration| migration.has_disks);
-    has_disks && disk.attached && disk.nbd_clients.is_none()
+    status.has_disks() && disk.attached && disk.nbd_clients.is_none()
 }
 
 /// Returns whether the agent in the guest reports, or `None` while no guest has attached the port.
