@@ -215,3 +215,20 @@ fn what_a_guest_took_back_is_more_than_the_host_may_see_in_one_that_followed_or_
         assert_eq!(taken_back(actual, resident), expected, "{actual} {resident}");
     }
 }
+
+#[test]
+fn a_guest_that_lends_nothing_now_says_why_and_for_how_long() {
+    let mut guest = guest();
+    guest.note_relief(START, 10 * WINDOW, true);
+    for (passed_s, expected) in
+        [(0, Some("lends nothing for 10 min")), (599, Some("lends nothing for 1 s")), (600, None)]
+    {
+        let now = Duration::from_secs(passed_s);
+        let why = guest.objection(Moment { now, unix_s: START.unix_s + passed_s }, HOME);
+        assert_eq!(why.is_some(), expected.is_some(), "{passed_s}: {why:?}");
+        assert!(why.is_none_or(|why| why.ends_with(expected.unwrap_or_default())), "{passed_s}");
+    }
+    guest.note_untold(true);
+    let later = Moment { now: 10 * WINDOW, unix_s: START.unix_s + 600 };
+    assert!(guest.objection(later, HOME).unwrap().contains("an earlier size"));
+}

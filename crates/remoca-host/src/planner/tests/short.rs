@@ -92,6 +92,8 @@ fn a_guest_that_is_short_of_memory_for_a_moment_goes_on_lending() {
     world.guest("vm1").manner = Manner::Short(world.looks, 2);
     world.run(10, |_| {});
     assert_eq!((world.guests["vm1"].target, phase(&world)), ((HOME - 38) * UNIT, Phase::Observe));
+    let why = world.planner.report(world.at).vms[1].guest.clone().unwrap().why;
+    assert!(why.starts_with("it lends memory; it was told to take memory back, and is asked for none for "), "{why}");
 }
 
 #[test]
