@@ -282,8 +282,9 @@ fn settings(args: &HostArgs) -> Result<Settings> {
     }
     if args.window < WINDOW_MIN {
         let window = args.window.as_millis();
-        return Err(anyhow!("a window of {window} ms: at least 1s is needed, or a VM could change at every look")
-            .context(WrongOptions));
+        return Err(
+            anyhow!("a window of {window} ms: at least 1s is needed between two changes of a VM").context(WrongOptions)
+        );
     }
     let guests = guest_terms(args, total_bytes)?;
     Ok(Settings {

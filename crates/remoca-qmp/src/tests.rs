@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 
 const SOON: Duration = Duration::from_millis(100);
 const EACH: Limit = Limit::Each(Duration::from_secs(30));
-/// Short enough to wait out, and long enough to hear what is said before the silence.
+/// Long enough for the answers that come, also on a busy machine, and short enough to wait for the one that does not.
 const LATER: Limit = Limit::Each(Duration::from_secs(3));
 const OPENED: &str = "{\"QMP\":{}}\r\n{\"return\":{},\"id\":1}\r\n";
 

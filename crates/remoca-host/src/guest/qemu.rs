@@ -46,7 +46,7 @@ impl Monitor for Qemu {
         let migration = asked.migration()?;
         let migrates = || migration.as_ref().map(|_| "its guest is migrating".to_owned());
         let held = asked.held(&devices, &plugged)?.or_else(migrates);
-        // QEMU takes sizes meanwhile. A guest that runs after that has arrived here.
+        // In these states QEMU still takes sizes. A guest that runs in a later one has arrived here.
         let leaves = migration.is_some_and(|state| matches!(state.as_str(), "setup" | "wait-unplug" | "active"));
         let boot_bytes = asked.number("query-memory-size-summary", "base-memory")?;
         let actual_bytes = asked.number("query-balloon", "actual")?.saturating_sub(plugged.counted_bytes);

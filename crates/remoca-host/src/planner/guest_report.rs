@@ -79,8 +79,8 @@ impl Planner {
 /// Returns what a guest lends or could lend, and for how long it is not asked for more.
 fn lender_text(now: Duration, guest: &KnownGuest, limits: &Limits) -> String {
     let could_lend = guest.could_lend(limits);
-    let text: String = match could_lend {
-        _ if guest.taken() > 0 => "it lends memory".into(),
+    let text = match could_lend {
+        _ if guest.taken() > 0 => "it lends memory".to_owned(),
         0 => "it has too little above its minimum (guest-minimum)".into(),
         bytes => format!("it could lend {}", show_size(bytes)),
     };

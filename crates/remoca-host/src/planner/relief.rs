@@ -45,10 +45,11 @@ impl Planner {
             let is_owed = self.is_owed(at.now, &name);
             let moves = self.intent.iter().flat_map(|intent| &intent.moves);
             let takes = moves.filter(|change| change.vm == name && change.side == Side::Guest && change.takes());
-            let (lends, is_taken_from) = (takes.clone().count() > 0, takes.clone().any(Move::is_open));
-            let Some(why) = self.guests.get(&name).and_then(KnownGuest::pressure) else {
-                let is_free = self.guests.get(&name).is_some_and(|guest| guest.bond(at.now).is_none());
-                if is_free && is_taken_from && self.guests.get(&name).is_some_and(KnownGuest::leaves) {
+            let (lends, is_taken_from) = (takes.clone().next().is_some(), takes.clone().any(Move::is_open));
+            let Some(guest) = self.guests.get(&name) else { continue };
+            let Some(why) = guest.pressure() else {
+                let is_free = guest.bond(at.now).is_none();
+                if is_free && is_taken_from && guest.leaves() {
                     // It would go with a balloon that is still at work.
                     self.drop_exchange(at, &name, "its guest is migrating");
                     self.promise(at, &name, "its guest is migrating, and was to lend".into(), 0);

@@ -227,10 +227,10 @@ impl KnownVm {
             let wait = not_asked_for(left);
             return cannot(format!("it did not change its size as told (`remoca host log` says why); {wait}"));
         }
-        let passed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
-        let changed = passed.map(|passed| format!("it was changed {} s ago", passed.as_secs()));
-        if let (Some(why), Some(passed)) = (&changed, passed.filter(|_| !is_urgent)) {
-            let left = time_left(window.saturating_sub(passed));
+        let changed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
+        let changed_text = |passed: Duration| format!("it was changed {} s ago", passed.as_secs());
+        if let Some(passed) = changed.filter(|_| !is_urgent) {
+            let (why, left) = (changed_text(passed), time_left(window.saturating_sub(passed)));
             return cannot(format!("{why}, and is not changed again for {left}"));
         }
         if let Some(why) = &self.mistake {
@@ -249,7 +249,7 @@ impl KnownVm {
         let idle = now.saturating_sub(self.active_at);
         (idle >= STALE_AFTER)
             .then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
-            .or_else(|| keeps(changed?))
+            .or_else(|| keeps(changed_text(changed?)))
     }
 
     /// Returns the VM as the division has it, if its guest has lent so much.
