@@ -8,10 +8,10 @@
 //!    the reserve stays for those that are short of memory.
 //! 6. The reserve fills again because the total is less by what the guest got: the next plan takes it from caches.
 //! 7. A guest that is still short half a window after it was helped, or that gets nothing from the reserve, gets all that its own cache has
-//!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window. So it is with one
-//!    that migrates, at once, whether it was helped before or not, and nothing more is taken from it; what is missing then comes as with 5.
-//!    One that migrates waits for those that are short to get theirs.
-//! 8. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
+//!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window.
+//! 8. From a guest that migrates nothing more is taken. It gets what its own cache has of it as with 7, but at once, whether it was helped
+//!    before or not; only guests that are short come first. What is missing then comes as with 5.
+//! 9. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
 //!    all guests together get no more than the reserve until it answers.
 
 use super::guests::LEFT_WINDOWS;
@@ -130,7 +130,7 @@ impl Planner {
                 continue;
             }
             let spare = self.reserve_left(at.now, self.counted(at.now)).saturating_sub(reserve_bytes / 2);
-            let short = self.below_minimum(&name).min(spare);
+            let short = self.lacking(&name).min(spare);
             let why = match guest.leaves() {
                 true => "its guest is migrating, and has less than its own",
                 false => "it has less than its minimum (guest-minimum)",
@@ -152,7 +152,7 @@ impl Planner {
 
     /// Returns how much less than its minimum a guest was asked to have, or than its own if it migrates. Nothing while nobody knows the
     /// minimum.
-    fn below_minimum(&self, name: &str) -> u64 {
+    fn lacking(&self, name: &str) -> u64 {
         let limits = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.limits);
         let (Some(limits), Some(guest)) = (limits, self.guests.get(name)) else { return 0 };
         let own = guest.sizes.filter(|_| guest.leaves()).map(|sizes| sizes.base_bytes);
