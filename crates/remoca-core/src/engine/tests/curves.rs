@@ -261,6 +261,26 @@ fn the_first_window_begins_with_a_read() {
     assert!((1. ..=50.).contains(&rate), "{rate} reads each second");
 }
 
+#[test]
+fn a_disk_that_was_only_written_has_no_curve() {
+    let mut bench = Bench::connected();
+    bench.request(0, OTHER_DISK, write(blocks(1, 1)));
+    bench.disk_done(0, Ok(()), &page(1));
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(hits(&mut bench, Some(DISK)), Some((vec![0; 4], 1)));
+    assert_eq!(hits(&mut bench, Some(OTHER_DISK)), None);
+}
+
+/// The engine finds out by itself that hardly anything of what the guest evicts is known.
+#[test]
+fn a_change_of_the_advice_is_followed_with_the_next_events() {
+    let mut bench = Bench::connected();
+    (0..4096).for_each(|_| assert_eq!(evict(&mut bench, 9), Evicted::Unmatched));
+    assert_eq!(bench.engine.advice(), 4);
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(bench.engine.curve(bench.now, None, &[]).unwrap().one_of, 4);
+}
+
 /// Each of them happens while events wait that were before it.
 #[test]
 fn what_is_done_at_once_comes_after_the_events_before_it() {
