@@ -281,6 +281,21 @@ fn a_change_of_the_advice_is_followed_with_the_next_events() {
     assert_eq!(bench.engine.curve(bench.now, None, &[]).unwrap().one_of, 4);
 }
 
+/// Without an event in between, so that evictions that follow are taken for what they are.
+#[test]
+fn what_an_agent_says_and_a_cache_that_is_turned_off_are_followed_at_once() {
+    let mut bench = Bench::connected();
+    read(&mut bench, DISK, 1, 1);
+    let mut one_of = |change: &dyn Fn(&mut Bench)| {
+        change(&mut bench);
+        bench.engine.curve(bench.now, None, &[]).unwrap().one_of
+    };
+    assert_eq!(one_of(&|_| ()), 1);
+    assert_eq!(one_of(&|bench| bench.engine.handle_agent(CLASSES)), CLASSES);
+    assert_eq!(one_of(&|bench| bench.engine.handle_agent(1)), 1);
+    assert_eq!(one_of(&|bench| bench.engine.resize(bench.now, PageCount(0), PageCount(0))), 8);
+}
+
 /// Each of them happens while events wait that were before it.
 #[test]
 fn what_is_done_at_once_comes_after_the_events_before_it() {
