@@ -146,10 +146,14 @@ impl Monitors {
     /// are late: they are the first ones next time.
     fn read_prompt(&mut self, mut vms: &[String]) {
         let began = Instant::now();
-        while !vms.is_empty() && self.calls < CALLS_MAX && began.elapsed() < self.patience {
+        while !vms.is_empty() && self.calls < CALLS_MAX {
             let (batch, others) = vms.split_at(vms.len().min(CALLS_MAX - self.calls));
             let awaited = batch.iter().filter(|vm| self.begin(vm, Call::Read)).cloned().collect();
             self.wait(awaited, self.patience.saturating_sub(began.elapsed()));
+            // Those of the first batch are asked, however late it has become.
+            if began.elapsed() >= self.patience {
+                break;
+            }
             vms = others;
         }
     }

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 const FOR_EVER: Duration = Duration::from_secs(3600);
+/// Patience with which each answer is late, however fast it comes.
+const NONE: Duration = Duration::ZERO;
 
 /// A monitor that answers what it is given, and hangs as long as it is given nothing.
 struct Fake {
@@ -57,7 +59,7 @@ fn wait_for(monitors: &mut Monitors, vm: &str) {
 
 #[test]
 fn one_that_hangs_is_waited_for_once_and_counts_again_when_it_answers() {
-    let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
+    let mut monitors = Monitors::with_patience(NONE, FRESH_FOR);
     let hangs = add(&mut monitors, "hangs");
     let said = monitors.read(|_| true);
     assert!(why(&said["hangs"]).contains("the monitor libvirt:hangs has not answered in time"), "{said:?}");
@@ -135,7 +137,7 @@ fn long_words_of_a_monitor_are_cut() {
 
 #[test]
 fn a_late_refusal_of_an_older_size_is_none_of_the_new_one() {
-    let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
+    let mut monitors = Monitors::with_patience(NONE, FRESH_FOR);
     let qemu = add(&mut monitors, "a");
     monitors.left = Duration::ZERO;
     assert_eq!(monitors.set_bytes("a", 3), Ok(()), "it is on its way");
@@ -233,7 +235,7 @@ fn an_answer_of_a_former_monitor_counts_for_nobody() {
 
 #[test]
 fn only_so_many_are_asked_at_a_time_in_turn_and_late_ones_leave_room() {
-    let mut monitors = Monitors::with_patience(Duration::from_millis(1), FRESH_FOR);
+    let mut monitors = Monitors::with_patience(NONE, FRESH_FOR);
     let names: Vec<String> = (100..101 + CALLS_MAX + LATE_CALLS_MAX).map(|number| number.to_string()).collect();
     let all: BTreeMap<&str, Qemu> = names.iter().map(|name| (name.as_str(), add(&mut monitors, name))).collect();
     let called = |monitors: &Monitors| -> Vec<String> {
