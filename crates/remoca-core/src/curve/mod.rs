@@ -300,9 +300,8 @@ impl MissRatioCurve {
     fn lower(&mut self, threshold: u64) {
         self.threshold = self.threshold.min(threshold);
         self.older.threshold = self.older.threshold.min(threshold);
-        let unraised = (self.threshold / u64::from(self.one_of)).max(1);
-        self.raised_from =
-            self.raised_from.map(|from| if self.threshold < raised(from, self.one_of) { unraised } else { from });
+        // Most of what was too much may be of the older sample. Whether all pages are too many is found out then.
+        self.raised_from = self.raised_from.map(|from| from.min(self.threshold));
     }
 
     /// Returns the threshold of the blocks that may be in the queue.

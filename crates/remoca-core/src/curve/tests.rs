@@ -634,11 +634,61 @@ fn the_rate_of_sampling_rises_while_one_class_is_seen_and_returns() {
     curve.see_class_of(1);
     assert!((curve.rate() - all).abs() < 1e-9);
     curve.see_class_of(8);
+    (0..1000).for_each(|number| curve.evicted(block(number)));
+    assert!(curve.followed() > 0);
     curve.see_one_of(2);
     assert_eq!((curve.one_of(), curve.followed()), (2, 0));
     assert!((curve.rate() - all).abs() < 1e-9);
     curve.see_class_of(4);
     assert_eq!(curve.one_of(), 4, "in place of a part at random");
+}
+
+/// The queue is full of the older sample, so that the class lowers the threshold.
+#[test]
+fn a_scan_of_which_one_class_is_seen_costs_no_rate() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    (0..30_000).for_each(|number| curve.evicted(block(number)));
+    let all = curve.rate();
+    curve.see_class_of(128);
+    let is_seen = |number: &u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 127 == 0;
+    (30_000..70_000).filter(is_seen).for_each(|number| curve.evicted(block(number)));
+    assert!(curve.rate() < 1.);
+    curve.see_class_of(1);
+    assert!(curve.rate() > 0.9 * all, "{} after {all}", curve.rate());
+}
+
+/// Also before any block of the present sample is in the queue.
+#[test]
+fn blocks_of_the_older_sample_stand_for_more_when_fewer_of_them_are_followed() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    (0..4000).for_each(|number| curve.evicted(block(number)));
+    curve.see_class_of(8);
+    curve.limit_rate(0.25);
+    let oldest = (0..4000).map(block).find(|block| curve.samples(*block)).unwrap();
+    curve.read(oldest);
+    assert_eq!(curve.miss_ratios([3000, 5000].map(PageCount)), Some(vec![1., 0.]), "its distance is about 4,000");
+}
+
+/// The sample of one class was larger.
+#[test]
+fn a_block_that_is_sampled_no_more_takes_no_room() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    curve.limit_rate(1. / 64.);
+    curve.see_class_of(64);
+    (0..SAMPLES_MAX as u64).for_each(|number| curve.evicted(block(number)));
+    curve.see_class_of(1);
+    let others: Vec<_> = (10_000..20_000).map(block).filter(|block| !curve.samples(*block)).collect();
+    others.into_iter().for_each(|block| curve.evicted(block));
+    assert_eq!(curve.followed(), SAMPLES_MAX);
+}
+
+#[test]
+fn a_full_queue_takes_its_blocks_again() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    for _ in 0..2 {
+        (0..SAMPLES_MAX as u64).for_each(|number| curve.evicted(block(number)));
+    }
+    assert_eq!((curve.rate(), curve.followed()), (1., SAMPLES_MAX));
 }
 
 /// Where few blocks are sampled and few are in the queue, the sample of it is empty most of the time, and yet nearly every read is a hit.
@@ -697,6 +747,20 @@ mod windows {
         assert_eq!(windows.forecasts(), Forecasts::default());
         assert_eq!(windows.reads_per_s(Nanos(6 + MINUTE), &curve), Some(2000. / 60.));
         assert_eq!(windows.last().map(|ratios| ratios.to_vec()), Some(vec![0.5; 23]));
+    }
+
+    #[test]
+    fn reads_count_for_a_window_as_far_as_they_are_sampled() {
+        let quarters: [fn(&mut MissRatioCurve); 2] = [|curve| curve.limit_rate(0.25), |curve| curve.see_one_of(4)];
+        for quarter in quarters {
+            let (mut curve, mut windows) = (MissRatioCurve::new(&KEY, FAR), Windows::default());
+            quarter(&mut curve);
+            windows.advance(Nanos(0), &mut curve);
+            (0..2).for_each(|_| window(&mut curve, 5));
+            assert!(!windows.advance(Nanos(MINUTE), &mut curve), "1,000 reads");
+            window(&mut curve, 5);
+            assert!(windows.advance(Nanos(MINUTE), &mut curve));
+        }
     }
 
     #[test]

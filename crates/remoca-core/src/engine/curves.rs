@@ -133,6 +133,7 @@ impl Curves {
     /// Forgets a disk that was removed.
     pub(super) fn forget(&mut self, disk: DiskIndex) {
         self.settle();
+        self.only = self.only.filter(|only| *only != disk);
         self.disks.remove(&disk);
         self.vm.curve.discarded_range(disk, 0..u64::MAX);
     }
@@ -163,7 +164,8 @@ impl Curves {
         if self.disks.contains_key(&disk) {
             return;
         }
-        if self.only.is_none() && self.disks.is_empty() {
+        if self.only.is_none() && self.disks.is_empty() && self.vm.curve.reads() <= 0. {
+            // None was read before, not even one that is gone.
             self.only = Some(disk);
             return;
         }

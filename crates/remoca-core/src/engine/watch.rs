@@ -122,8 +122,9 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         if !self.curves.has_curve(disk) {
-            // A read that waits may give it one. Without that, another disk's curve may be a copy that has these reads too.
+            // A read that waits may give it one. Without one of its own, these reads would count for another disk too.
             self.settle_curves();
+            self.curves.begin_disk(disk);
         }
         self.curves.each_of(disk, |watched| watched.curve.missed(blocks));
     }

@@ -1,5 +1,6 @@
 //! Disks that go or are cut, in an index whose process is killed between any two stores.
 
+use super::layout::ENTRY_WORDS;
 use super::resume_tests::{Mortal, layout, resume};
 use super::tests::{ZERO, content, empty};
 use super::*;
@@ -130,4 +131,55 @@ fn what_was_learnt_before_a_second_cut_is_forgotten() {
     index.cut(u32::MAX);
     assert_eq!(index.known_blocks(), PageCount(1), "of the other disk");
     assert_eq!(index.known(block(OTHER, 1)), Some(content(1)));
+}
+
+/// The pass has passed over nearly all of it by then.
+#[test]
+fn what_is_known_of_a_disk_that_goes_or_is_cut_after_another_one_is_forgotten() {
+    for goes in [false, true] {
+        let mut index = index(vec![0; layout().words()]);
+        index.cut_disk(OLD, 0);
+        index.cut(index.layout().entry_limit().0 - 1);
+        assert!(index.is_cutting(), "one entry is left");
+        if goes {
+            index.remove_disk(OTHER);
+        } else {
+            index.cut_disk(OTHER, 0);
+        }
+        index.cut(u32::MAX);
+        assert_eq!(index.known_blocks(), PageCount(0), "{goes}");
+    }
+}
+
+/// What is behind the last entry is none, whatever it holds.
+#[test]
+fn a_pass_ends_with_the_last_entry() {
+    let behind = layout().entries_at() + layout().entry_limit().0 as usize * ENTRY_WORDS;
+    let behind = behind..layout().key_lines_at();
+    assert!(behind.len() >= ENTRY_WORDS);
+    for turn in [1, 7, u32::MAX] {
+        let mut index = index(vec![0; layout().words()]);
+        index.words[behind.clone()].fill(u32::MAX);
+        index.drop_everything();
+        while index.is_cutting() {
+            index.cut(turn);
+        }
+        assert_eq!(index.known_blocks(), PageCount(0));
+        assert!(index.words[behind.clone()].iter().all(|word| *word == u32::MAX));
+    }
+}
+
+/// The page of such a block comes. Its slot, which knows no block, was examined already.
+#[test]
+fn a_slot_takes_over_no_block_that_is_being_forgotten() {
+    let mut index = index(vec![0; layout().words()]);
+    index.learn(block(OLD, 5), content(1));
+    index.forget(block(OTHER, 1));
+    let (hint, _) = index.look_up(block(OLD, 5)).unwrap();
+    let slot = index.cached(content(1)).unwrap();
+    index.cut_disk(OLD, 0);
+    index.cut(slot.0 + 1);
+    index.hit(hint, block(OLD, 5), slot, true);
+    index.cut(u32::MAX);
+    assert_eq!((index.known_blocks(), index.cached(content(1))), (PageCount(0), Some(slot)));
 }

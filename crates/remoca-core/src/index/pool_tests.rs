@@ -3,7 +3,7 @@
 use super::resume_tests::{Mortal, resume};
 use super::tests::{ZERO, block, content, empty};
 use super::*;
-use crate::units::PoolSet;
+use crate::units::{DiskIndex, PoolSet};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet};
 
@@ -603,4 +603,21 @@ fn what_may_not_move_does_not_rise() {
         let slot = world.index.cached(content(number)).unwrap();
         assert_eq!(world.index.place_of(slot).unwrap().0, PoolIndex(1));
     }
+}
+
+/// The slot to which its page would move may have been examined already.
+#[test]
+fn a_page_whose_block_is_being_forgotten_neither_rises_nor_travels() {
+    let mut world = World::new();
+    // The guest has received a page of the remote tier again, and the local tier is full.
+    world.cycle(20, 20, 2, 0);
+    let (slot, (hint, _)) = (world.index.cached(content(20)).unwrap(), world.index.look_up(block(20)).unwrap());
+    world.index.hit(hint, block(20), slot, false);
+    (1..11).for_each(|number| world.cycle(number, number, 1, 1));
+    world.index.learn(BlockId { disk: DiskIndex(0), ..block(1) }, content(40));
+    world.index.cut_disk(block(0).disk, 0);
+    let both = Tiers { local: pools_of(1), remote: pools_of(2) };
+    assert_eq!(world.index.offer(content(20), Place::Tail, both), Offer::Duplicate);
+    let offer = world.index.offer(content(40), Place::Tail, both);
+    assert!(matches!(offer, Offer::Admitted(_)), "{offer:?}");
 }

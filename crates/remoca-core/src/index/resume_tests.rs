@@ -363,6 +363,25 @@ fn a_kill_while_everything_is_forgotten_leaves_nothing() {
     assert_eq!(index.known_blocks(), PageCount(0));
 }
 
+/// Also if the process before was killed while everything was being forgotten.
+#[test]
+fn what_is_learnt_after_everything_was_forgotten_outlives_a_kill() {
+    for is_killed in [false, true] {
+        let mut index = index(vec![0; layout().words()]);
+        index.learn(block(1), content(1));
+        if is_killed {
+            index.words[header::BLOCKS_VALID] = 0;
+            index = resume(index.words);
+        } else {
+            index.drop_everything();
+            index.cut(u32::MAX);
+        }
+        index.learn(block(2), content(2));
+        let index = resume(index.words);
+        assert_eq!([1, 2].map(|bno| index.known(block(bno))), [None, Some(content(2))], "{is_killed}");
+    }
+}
+
 /// Whenever the process and its successor are killed, all that was known of all disks is known, or nothing.
 #[test]
 fn a_kill_while_everything_is_forgotten_leaves_all_or_nothing() {

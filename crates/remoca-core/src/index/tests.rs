@@ -88,6 +88,18 @@ fn a_hit_is_next_to_be_discarded_and_stays_valid() {
 }
 
 #[test]
+fn the_page_of_a_block_that_is_forgotten_is_the_next_to_be_discarded() {
+    let mut index = index(3, 16);
+    for i in 1..=3 {
+        index.learn(block(u64::from(i)), content(i));
+        index.offer(content(i), Place::Tail, PoolSet::ALL);
+    }
+    index.forget(block(2));
+    let order: Vec<_> = index.queue(POOL).map(|(_, content)| content).collect();
+    assert_eq!(order, [2, 1, 3].map(content));
+}
+
+#[test]
 fn a_hit_finds_its_block_wherever_it_is_by_now() {
     // A free node looks like one of the first disk.
     let block = |bno| BlockId { disk: DiskIndex(0), ..block(bno) };

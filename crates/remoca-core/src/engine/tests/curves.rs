@@ -63,6 +63,7 @@ fn reads_from_disk_and_server_and_evictions_of_any_fate_make_the_curve() {
     assert_eq!(read(&mut bench, DISK, 4, 4), 0);
     assert_eq!(read(&mut bench, DISK, 2, 2), 0);
     assert_eq!(hits(&mut bench, None), Some((vec![1, 3, 3, 3], 7)));
+    assert_eq!(hits(&mut bench, Some(DISK)), hits(&mut bench, None), "no other disk was read");
 }
 
 #[test]
@@ -140,6 +141,45 @@ fn a_second_disk_gives_both_a_curve_of_their_own() {
     evict(&mut bench, 1);
     read(&mut bench, a, 1, 1);
     assert_eq!(hits(&mut bench, None), Some((vec![1, 2, 2, 2], 4)));
+}
+
+#[test]
+fn reads_of_parts_of_blocks_count_for_no_other_disk() {
+    for part_first in [false, true] {
+        let mut bench = of_disk_alone();
+        for is_part in [part_first, !part_first] {
+            if is_part {
+                bench.request(0, OTHER_DISK, GuestOp::Read(ByteRange { offset: 512, length: 512 }));
+                bench.disk_done(0, Ok(()), &[1; 512]);
+            } else {
+                read(&mut bench, DISK, 1, 1);
+            }
+            assert!(hits(&mut bench, None).is_some());
+        }
+        for disk in [DISK, OTHER_DISK] {
+            assert_eq!(hits(&mut bench, Some(disk)), Some((vec![0; 4], 1)), "{part_first} {disk:?}");
+        }
+    }
+}
+
+/// The next one has nothing of its curve, whatever its number.
+#[test]
+fn the_curve_of_the_only_disk_goes_with_it() {
+    for is_described in [false, true] {
+        let mut bench = of_disk_alone();
+        [1, 1].into_iter().for_each(|bno| _ = read(&mut bench, DISK, bno, 1));
+        assert_eq!(hits(&mut bench, Some(DISK)), Some((vec![1; 4], 2)));
+        bench.engine.remove_disk(DISK);
+        assert_eq!(hits(&mut bench, Some(DISK)), None);
+        bench.timer();
+        let next = if is_described { DISK } else { OTHER_DISK };
+        if is_described {
+            bench.engine.describe_disk(DISK, 1 << 30, false);
+        }
+        read(&mut bench, next, 1, 1);
+        assert_eq!(hits(&mut bench, Some(next)), Some((vec![0; 4], 1)));
+        assert_eq!(hits(&mut bench, None), Some((vec![1; 4], 3)));
+    }
 }
 
 #[test]
@@ -222,6 +262,13 @@ fn curves_reach_as_far_as_twice_the_largest_cache() {
     assert!(curves.disks.len() == 2 && all.all(|watched| watched.curve.reach() == PageCount(8 * large)));
     let former = curves.read(&former).unwrap();
     assert_eq!(former.reach(), PageCount(large), "it may have forgotten what is deeper");
+    // A block that is followed stands for 65,536.
+    let mut former = new(8).vm.curve;
+    former.limit_rate(1. / 64.);
+    former.see_one_of(1024);
+    let mut former = curves.read(&former.to_bytes()).unwrap();
+    (0..40_000).for_each(|bno| former.evicted(BlockId { disk: DISK, bno: BlockNumber(bno) }));
+    assert!(former.reach() > PageCount(large), "{:?} is as far as it followed before", former.reach());
 
     let mut bench = Bench::connected();
     read(&mut bench, DISK, 1, 1);
@@ -346,11 +393,68 @@ fn curves_of_a_former_process_follow_what_this_one_sees_at_once() {
     }
 }
 
+/// Returns the share of the blocks that the curve of a disk follows, and for how many evictions one stands.
+fn seen(bench: &mut Bench, disk: Option<DiskIndex>) -> (f64, u32) {
+    let report = bench.engine.curve(bench.now, disk, &[]).unwrap();
+    (report.rate, report.one_of)
+}
+
+#[test]
+fn the_curve_of_a_disk_that_is_read_later_follows_what_the_others_do() {
+    let (both, third) = ([None, Some(DISK), Some(OTHER_DISK)], DiskIndex(2));
+    let ghost = EngineConfig { disks: 3, cache: PageCount(0), guest_memory: PageCount(1 << 17), ..config() };
+    let mut bench = Bench::new(ghost);
+    bench.engine.describe_disk(third, 1 << 30, false);
+    [DISK, OTHER_DISK].into_iter().for_each(|disk| _ = read(&mut bench, disk, 1, 1));
+    assert_eq!(both.map(|disk| seen(&mut bench, disk)), [(0.25, 8); 3], "one of eight evictions, and few blocks");
+    bench.engine.resize(bench.now, PageCount(1), PageCount(0));
+    read(&mut bench, third, 1, 1);
+    assert_eq!(seen(&mut bench, Some(third)), (1., 1), "nothing bounds it any more");
+    assert_eq!(both.map(|disk| seen(&mut bench, disk).1), [1; 3]);
+
+    let mut bench = Bench::connected();
+    read(&mut bench, DISK, 1, 1);
+    bench.engine.handle_agent(CLASSES);
+    read(&mut bench, OTHER_DISK, 1, 1);
+    for classes in [CLASSES, 1] {
+        bench.engine.handle_agent(classes);
+        assert_eq!(both.map(|disk| seen(&mut bench, disk).1), [classes; 3]);
+    }
+}
+
+#[test]
+fn where_no_contents_are_noted_every_block_may_be_followed() {
+    for (cache, has_port, rate) in [(0, true, 0.25), (0, false, 1.), (8, true, 1.), (8, false, 1.)] {
+        let config = EngineConfig { cache: PageCount(cache), has_port, guest_memory: PageCount(1 << 17), ..config() };
+        let mut bench = Bench::new(config);
+        read(&mut bench, DISK, 1, 1);
+        assert_eq!(seen(&mut bench, None).0, rate, "{cache} {has_port}");
+    }
+}
+
+/// Those of all blocks that its own curve follows, which may be more than the VM's does. Zeroes take no memory.
+#[test]
+fn without_a_cache_the_curve_of_a_disk_gets_its_evictions() {
+    let mut bench = Bench::new(EngineConfig { cache: PageCount(0), guest_memory: PageCount(1024), ..config() });
+    [DISK, OTHER_DISK].into_iter().for_each(|disk| _ = read(&mut bench, disk, 99, 99));
+    assert_eq!(seen(&mut bench, Some(OTHER_DISK)), (1., 8));
+    bench.engine.curves.vm.curve.limit_rate(1. / 256.);
+    for bno in 0..=60 {
+        read(&mut bench, OTHER_DISK, bno.into(), bno);
+    }
+    (0..=60).for_each(|value| assert_eq!(evict(&mut bench, value), Evicted::Dropped));
+    assert_eq!(seen(&mut bench, Some(OTHER_DISK)), (1., 8));
+    assert_eq!(bench.engine.curves.disks[&OTHER_DISK].curve.followed(), 60);
+}
+
 #[test]
 fn curves_can_be_turned_off() {
     let mut bench = Bench::connected();
     bench.engine.keep_curves(false);
     read(&mut bench, DISK, 1, 1);
     evict(&mut bench, 1);
+    bench.do_from_disk(GuestOp::Read(ByteRange { offset: 512, length: 512 }), &[1; 512]);
     assert_eq!(hits(&mut bench, None), None);
+    bench.engine.resize(bench.now, PageCount(0), PageCount(0));
+    assert_eq!(bench.engine.advice(), 1024, "nobody needs what the guest evicts");
 }

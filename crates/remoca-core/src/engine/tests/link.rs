@@ -402,6 +402,27 @@ fn what_is_being_forgotten_is_not_believed() {
     assert!(bench.known(3) && !bench.known(4));
 }
 
+/// Of every disk, and zeroes too, which no server is asked for.
+#[test]
+fn what_is_being_forgotten_is_read_from_the_disk() {
+    let mut bench = Bench::new(EngineConfig { slots_per_turn: 1, ..config() });
+    let zeroes = GuestOp::WriteZeroes { range: blocks(3, 1), may_unmap: false, durable: false };
+    for disk in [DISK, OTHER_DISK] {
+        bench.request(0, disk, zeroes);
+        bench.disk_done(0, Ok(()), &[]);
+    }
+    [0, 8].into_iter().for_each(|pages| bench.engine.resize(bench.now, PageCount(pages), PageCount(0)));
+    bench.actions();
+    assert!(bench.engine.index().is_cutting(), "it takes more than this turn");
+    for disk in [DISK, OTHER_DISK] {
+        let op = GuestOp::Read(blocks(3, 1));
+        assert_eq!(bench.request(0, disk, op), [Action::Disk { request: RequestId(0), disk, op }]);
+        bench.disk_done(0, Ok(()), &page(2));
+    }
+    let report = bench.engine.curve(bench.now, None, &[]).unwrap();
+    assert_eq!(report.reads, 2., "each is a miss at every size");
+}
+
 #[test]
 fn a_server_that_says_nothing_is_given_up() {
     let mut bench = Bench::connected();

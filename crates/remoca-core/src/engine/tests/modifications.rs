@@ -147,6 +147,27 @@ fn an_uncertain_disk_is_forgotten_with_all_that_is_under_way() {
     }
 }
 
+/// An image that is made larger again holds zeroes there. Whether what was cut off is forgotten by then or not.
+#[test]
+fn what_was_beyond_a_cut_is_not_believed_when_the_disk_is_larger_again() {
+    for is_forgotten in [false, true] {
+        let mut bench = Bench::connected();
+        bench.cache(3, 1);
+        bench.do_from_disk(GuestOp::Read(blocks(602, 1)), &page(4));
+        bench.read(0, blocks(600, 1));
+        bench.request(1, DISK, write(blocks(601, 1)));
+        bench.engine.resize_disk(DISK, 600 * 4096);
+        if is_forgotten {
+            bench.timer();
+        }
+        bench.engine.resize_disk(DISK, 1 << 40);
+        bench.disk_done(0, Ok(()), &page(2));
+        bench.disk_done(1, Ok(()), &page(3));
+        assert!((600..603).all(|bno| !bench.known(bno)), "{is_forgotten}");
+        assert!(bench.known(3), "{is_forgotten}");
+    }
+}
+
 /// A device may return different data for a discarded block on each read.
 #[test]
 fn a_discarded_block_that_reads_differently_each_time_leaves_the_cache_alone() {
