@@ -66,6 +66,8 @@ pub struct TraceWriter {
     /// Records lost since the last frame that was kept.
     untold: u32,
     lost: u64,
+    /// How long [`Self::end`] waits.
+    patience: Duration,
     shared: Arc<Shared>,
     wake_up: WakeUp,
     /// Delivers the outcome of opening the file, and an error when the thread has ended.
@@ -79,8 +81,12 @@ impl TraceWriter {
     /// # Errors
     /// If the file cannot be created or is no trace, or the system has no descriptors or threads left.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let this = Self::start_in(path, open_first)?;
-        match this.outcome.recv_timeout(PATIENCE) {
+        Self::create_within(path, PATIENCE)
+    }
+
+    fn create_within(path: &Path, patience: Duration) -> io::Result<Self> {
+        let this = Self { patience, ..Self::start_in(path, open_first)? };
+        match this.outcome.recv_timeout(patience) {
             Ok(Err(error)) => Err(error),
             Ok(Ok(())) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(this),
         }
@@ -145,7 +151,8 @@ impl TraceWriter {
         })?;
         let frames = Some(frames);
         let (frame, sees_evictions, untold, lost) = (FrameEncoder::new(), false, 0, 0);
-        Ok(Self { frames, frame, sees_evictions, untold, lost, shared, wake_up, outcome })
+        let patience = PATIENCE;
+        Ok(Self { frames, frame, sees_evictions, untold, lost, patience, shared, wake_up, outcome })
     }
 
     /// Appends one record, or loses it. `sees_evictions`: whether the guest's evictions are recorded now.
@@ -220,7 +227,7 @@ impl TraceWriter {
     pub fn end(&mut self) {
         self.flush();
         self.frames = None;
-        while self.outcome.recv_timeout(PATIENCE).is_ok() {}
+        while self.outcome.recv_timeout(self.patience).is_ok() {}
         let lost = self.lost + self.shared.owed.load(Ordering::Acquire);
         if lost > 0 {
             tracing::warn!(
@@ -375,6 +382,8 @@ mod tests {
     use remoca_protocol::trace::{TICK_NS, TracedOp, TracedSource, parse_trace};
     use std::io::Read;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     fn record(number: u64) -> TraceRecord {
         let ops = [TracedOp::Read, TracedOp::Write, TracedOp::Flush, TracedOp::Discard, TracedOp::WriteZeroes];
         TraceRecord {
@@ -389,16 +398,26 @@ mod tests {
         }
     }
 
+    /// As [`TraceWriter::create`], however late its thread is.
+    fn create(path: &Path) -> io::Result<TraceWriter> {
+        TraceWriter::create_within(path, LONG)
+    }
+
+    /// As [`TraceWriter::append`], however late its thread is.
+    fn append(path: &Path) -> TraceWriter {
+        TraceWriter { patience: LONG, ..TraceWriter::append(path).unwrap() }
+    }
+
     #[test]
     fn a_trace_reads_back() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let records: Vec<_> = (1..2000).map(record).collect();
-        let mut writer = TraceWriter::create(file.path()).unwrap();
+        let mut writer = create(file.path()).unwrap();
         let (first, second) = records.split_at(1200);
         first.iter().for_each(|record| writer.record(record, false));
         writer.end();
         assert!(writer.is_still());
-        let mut writer = TraceWriter::append(file.path()).unwrap();
+        let mut writer = append(file.path());
         second.iter().for_each(|record| writer.record(record, false));
         writer.end();
         let trace = parse_trace(&std::fs::read(file.path()).unwrap()).unwrap();
@@ -410,7 +429,7 @@ mod tests {
     fn a_process_that_starts_goes_on_with_the_trace_of_a_former_one() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let write = |numbers: std::ops::Range<u64>| {
-            let mut writer = TraceWriter::create(file.path()).unwrap();
+            let mut writer = create(file.path()).unwrap();
             for number in numbers {
                 writer.record(&record(number), false);
                 writer.flush();
@@ -433,24 +452,24 @@ mod tests {
     #[test]
     fn two_processes_do_not_record_into_one_file() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let mut first = TraceWriter::create(file.path()).unwrap();
-        let Err(error) = TraceWriter::create(file.path()) else { panic!("a second one records there") };
+        let mut first = create(file.path()).unwrap();
+        let Err(error) = create(file.path()) else { panic!("a second one records there") };
         assert!(error.to_string().starts_with("another process records into "), "{error}");
-        let again = TraceWriter::append(file.path()).unwrap();
+        let again = append(file.path());
         assert!(again.outcome.recv().unwrap().is_err(), "nor does the next program of another process");
         first.end();
-        TraceWriter::create(file.path()).unwrap().end();
+        create(file.path()).unwrap().end();
     }
 
     #[test]
     fn a_file_that_cannot_be_made_is_said_at_once() {
-        assert!(TraceWriter::create(Path::new("/no/such/folder/trace")).is_err());
+        assert!(create(Path::new("/no/such/folder/trace")).is_err());
     }
 
     /// A file, and no device, that takes nothing.
     #[test]
     fn a_trace_that_cannot_be_written_keeps_nobody() {
-        let mut writer = TraceWriter::append(Path::new("/proc/version")).unwrap();
+        let mut writer = append(Path::new("/proc/version"));
         while writer.frames.is_some() {
             writer.record(&record(1), false);
         }
@@ -465,7 +484,7 @@ mod tests {
         let path = folder.path().join("pipe");
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-        let mut writer = TraceWriter::append(&path).unwrap();
+        let mut writer = append(&path);
         let mut recorded: u64 = 0;
         while writer.lost() == 0 {
             recorded += 1;
@@ -518,13 +537,13 @@ mod tests {
     fn a_file_of_another_format_is_left_alone() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), [7; 40]).unwrap();
-        let mut writer = TraceWriter::append(file.path()).unwrap();
+        let mut writer = append(file.path());
         writer.record(&record(1), false);
         writer.end();
         assert_eq!(std::fs::read(file.path()).unwrap(), [7; 40]);
         for other in [&[7; 40][..], b"short", &[&head()[..], &[255; 40]].concat()] {
             std::fs::write(file.path(), other).unwrap();
-            let Err(error) = TraceWriter::create(file.path()) else { panic!("it is refused") };
+            let Err(error) = create(file.path()) else { panic!("it is refused") };
             assert!(error.to_string().contains("it is not overwritten: "), "{error}");
             assert_eq!(std::fs::read(file.path()).unwrap(), other);
         }

@@ -38,6 +38,7 @@ pub type Place<'p> = (&'p str, &'p Path);
 pub struct Processes {
     resource: Resource,
     patience: Duration,
+    set_patience: Duration,
     /// Those that did not answer in time when they were last asked.
     late: BTreeMap<String, Late>,
     told: Option<Told>,
@@ -73,7 +74,12 @@ impl Processes {
     /// Returns processes that have not been asked yet.
     #[must_use]
     pub fn new(resource: Resource) -> Self {
-        Self { resource, patience: PATIENCE, late: BTreeMap::new(), told: None }
+        Self::with_patience(resource, PATIENCE, SET_PATIENCE)
+    }
+
+    /// Returns the same, which have so long to answer to what a look asks, and to a new size.
+    pub(super) fn with_patience(resource: Resource, patience: Duration, set_patience: Duration) -> Self {
+        Self { resource, patience, set_patience, late: BTreeMap::new(), told: None }
     }
 
     /// Asks processes, several at a time, for their status, and for their curve at the sizes of `grid`. Returns the answers in the same
@@ -145,10 +151,10 @@ impl Processes {
     pub fn set(&mut self, socket: &Path, step: &Step) -> Result<(), String> {
         let (sender, outcome) = channel();
         let (socket, step, resource) = (socket.to_owned(), step.clone(), self.resource);
-        let (name, bytes) = (step.vm.clone(), step.bytes);
+        let (name, bytes, patience) = (step.vm.clone(), step.bytes, self.set_patience);
         let tell = move || {
             // Nobody listens when the daemon ends.
-            let _ = sender.send(set((&name, &socket), resource, bytes));
+            let _ = sender.send(set((&name, &socket), resource, bytes, patience));
         };
         let thread = thread::Builder::new().name("set".into()).spawn(tell);
         thread.map_err(|error| format!("its process cannot be told: {error}"))?;
@@ -304,8 +310,8 @@ fn silence(answer: io::Result<Reply>) -> Answer {
 }
 
 /// Gives the VM a size.
-fn set((name, socket): Place<'_>, resource: Resource, bytes: u64) -> Outcome {
-    match call(socket, resource.command(bytes), SET_PATIENCE) {
+fn set((name, socket): Place<'_>, resource: Resource, bytes: u64, patience: Duration) -> Outcome {
+    match call(socket, resource.command(bytes), patience) {
         Ok(Reply::Status(status)) => Outcome::Answered(read(name, resource, &status, None)),
         Ok(Reply::Error { error }) => Outcome::Refused(error),
         Ok(Reply::Curve(_)) => Outcome::Unknown("it answers with something else than its status".into()),

@@ -80,8 +80,12 @@ fn send(mut stream: UnixStream, text: &[u8]) -> io::Result<()> {
 /// # Errors
 /// If no daemon listens there, or no report comes in time.
 pub fn read(path: &Path) -> io::Result<HostReport> {
+    read_within(path, 2 * PATIENCE)
+}
+
+fn read_within(path: &Path, patience: Duration) -> io::Result<HostReport> {
     let stream = UnixStream::connect(path)?;
-    let give_up_at = Instant::now() + 2 * PATIENCE;
+    let give_up_at = Instant::now() + patience;
     let mut text = Vec::new();
     let mut piece = vec![0; 64 << 10];
     loop {
@@ -110,11 +114,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let socket = ReportSocket::start(&path).unwrap();
-        assert!(read(&path).unwrap_err().to_string().contains("no report yet"));
+        let read = || read_within(&path, Duration::from_secs(60));
+        assert!(read().unwrap_err().to_string().contains("no report yet"));
         let report = HostReport { state: "x".repeat(1 << 20), ..HostReport::default() };
         socket.show(&report);
         let _stuck = UnixStream::connect(&path).unwrap();
-        assert_eq!(read(&path).unwrap(), report);
+        // One that is late on a busy machine does not get it either.
+        assert_eq!((0..5).find_map(|_| read().ok()), Some(report));
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         drop(socket);
         assert!(!path.exists());

@@ -252,10 +252,12 @@ mod tests {
         let file = File::from(rustix::fs::memfd_create("index", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
         file.set_len((header + words * 4) as u64).unwrap();
         let mut memory = IndexMemory::allocate(&file, header as u64, words).unwrap();
-        assert_eq!(
-            file.metadata().unwrap().blocks() * 512,
-            (header + words * 4).next_multiple_of(4096) as u64 - header as u64
-        );
+        let allocated = file.metadata().unwrap().blocks() * 512;
+        let wanted = (header + words * 4).next_multiple_of(4096) as u64 - header as u64;
+        // Some systems make huge pages without being asked, which reach beyond the words.
+        let mode = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+        let makes_more = ["[always]", "[within_size]", "[force]"].iter().any(|chosen| mode.contains(chosen));
+        assert!(allocated == wanted || makes_more && allocated > wanted, "{allocated} bytes for {wanted}");
         assert_eq!(memory.as_ptr().addr() % HUGE_PAGE, header, "as far from a huge page as in the file");
         assert!(memory.iter().all(|word| *word == 0));
         let value = |at: usize| u32::try_from(at).unwrap().wrapping_mul(0x9e37_79b9);
@@ -276,10 +278,12 @@ mod tests {
     fn addresses_that_were_reserved_are_given_back() {
         let count = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
         let before = count();
-        for _ in 0..100 {
+        for _ in 0..1000 {
             drop(IndexMemory::new(1000).unwrap());
             drop(IndexMemory::new(HUGE_PAGE).unwrap());
         }
-        assert!(count() < before + 50, "{before} mappings became {}", count());
+        // Other tests map some meanwhile: each of their threads has a few.
+        let after = count();
+        assert!(after < before + 500, "{before} mappings became {after}");
     }
 }

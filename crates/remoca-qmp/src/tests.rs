@@ -7,8 +7,8 @@ use std::thread::{self, JoinHandle};
 
 const SOON: Duration = Duration::from_millis(100);
 const EACH: Limit = Limit::Each(Duration::from_secs(30));
-/// Long enough for the answers that come, also on a busy machine, and short enough to wait for the one that does not.
-const LATER: Limit = Limit::Each(Duration::from_secs(3));
+/// Some systems have sockets that take megabytes before anybody reads.
+const SOCKET_BYTES: usize = 64 << 10;
 const OPENED: &str = "{\"QMP\":{}}\r\n{\"return\":{},\"id\":1}\r\n";
 
 /// Opens a monitor that has sent `text` and keeps silent, or has ended.
@@ -57,8 +57,9 @@ fn one_that_hangs_is_left_in_time_and_not_asked_again() {
     for text in ["", "{\"QMP\":{}}\n", "{\"QMP\":{}", "{\"QMP\":{}}\n{\"event\":\"STOP\"}\n{\"return\""] {
         assert!(error_within(Limit::Each(SOON), text).contains("did not answer in time"), "{text}");
     }
-    let (qmp, mut qemu) = opened(OPENED.as_bytes(), LATER, false);
+    let (qmp, mut qemu) = opened(OPENED.as_bytes(), EACH, false);
     let mut qmp = qmp.unwrap();
+    qmp.limit = Limit::Each(SOON);
     assert!(matches!(qmp.pause(), Err(Error::Silent)));
     qemu.as_mut().unwrap().write_all(b"{\"return\":{},\"id\":2}\n").unwrap();
     assert!(matches!(qmp.resume(), Err(Error::Closed)), "the answer to another command is none to this one");
@@ -81,6 +82,7 @@ fn one_that_dies_is_noticed() {
 /// Sends `piece` until the client has had enough.
 fn endless(piece: &'static str) -> (UnixStream, JoinHandle<usize>) {
     let (socket, mut qemu) = UnixStream::pair().unwrap();
+    sockopt::set_socket_send_buffer_size(&qemu, SOCKET_BYTES).unwrap();
     let sender = thread::spawn(move || {
         qemu.write_all(OPENED.as_bytes()).unwrap();
         let block = piece.repeat((64 << 10) / piece.len());
@@ -111,7 +113,10 @@ fn endless_lines_and_endless_events_end() {
 fn a_command_that_is_not_read_is_not_waited_for() {
     let (socket, mut qemu) = UnixStream::pair().unwrap();
     qemu.write_all(OPENED.as_bytes()).unwrap();
-    let mut qmp = Qmp::open(socket, LATER).unwrap();
+    sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES).unwrap();
+    let mut qmp = Qmp::open(socket, EACH).unwrap();
+    // It takes its time to make the command.
+    qmp.limit = Limit::Each(Duration::from_secs(3));
     let long = "x".repeat(8 << 20);
     assert!(matches!(qmp.execute("a", json!({ "long": long })), Err(Error::Silent)));
 }

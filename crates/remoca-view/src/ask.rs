@@ -21,9 +21,15 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// Asks processes, and remembers whom it still waits for.
-#[derive(Default)]
 pub struct Asker {
     waiting: HashMap<PathBuf, Question>,
+    patience: Duration,
+}
+
+impl Default for Asker {
+    fn default() -> Self {
+        Self::with_patience(PATIENCE)
+    }
 }
 
 /// A question that is not answered yet.
@@ -39,6 +45,11 @@ impl Drop for Question {
 }
 
 impl Asker {
+    /// Returns what waits so long for an answer.
+    pub(super) fn with_patience(patience: Duration) -> Self {
+        Self { waiting: HashMap::new(), patience }
+    }
+
     /// Asks the processes at all of `sockets`, and those of `curves` also for their curve. Returns an answer for each of them after
     /// [`PATIENCE`] at most.
     pub async fn ask(&mut self, sockets: &[PathBuf], curves: &[PathBuf]) -> Vec<Answer> {
@@ -54,7 +65,7 @@ impl Asker {
         }
         let mut answers = Vec::new();
         for socket in sockets {
-            answers.push(self.answer_of(socket, now + PATIENCE).await);
+            answers.push(self.answer_of(socket, now + self.patience).await);
         }
         answers
     }

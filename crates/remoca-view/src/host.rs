@@ -7,6 +7,7 @@ use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -17,10 +18,10 @@ const TEXT_MAX: usize = 400;
 
 /// Asks the daemon for its report, and remembers that it still waits for one: a daemon that is stopped would otherwise find a queue full
 /// of clients, and so would `remoca host status`.
-#[derive(Default)]
 pub struct HostAsker {
     /// Socket of the daemon, which need not run.
     socket: Option<PathBuf>,
+    patience: Duration,
     waiting: Option<JoinHandle<io::Result<HostReport>>>,
 }
 
@@ -34,7 +35,7 @@ impl HostAsker {
     /// Returns what asks the daemon that has this socket.
     #[must_use]
     pub fn new(socket: Option<PathBuf>) -> Self {
-        Self { socket, waiting: None }
+        Self { socket, patience: PATIENCE, waiting: None }
     }
 
     /// Returns the newest report after [`PATIENCE`] at most; `None` if no daemon answers with one.
@@ -43,7 +44,7 @@ impl HostAsker {
         // A report that came too late says how things were then.
         self.waiting.take_if(|question| question.is_finished());
         let question = self.waiting.get_or_insert_with(|| tokio::spawn(read(socket)));
-        let joined = timeout(PATIENCE, question).await.ok()?;
+        let joined = timeout(self.patience, question).await.ok()?;
         self.waiting = None;
         joined.ok()?.ok()
     }
@@ -148,11 +149,15 @@ mod tests {
         });
         block_on(async {
             let mut asker = HostAsker::new(Some(path));
+            asker.patience = Duration::from_secs(60);
             assert_eq!(asker.ask().await, Some(host_report()));
             assert_eq!((asker.ask().await, asker.ask().await), (None, None));
             // One that hangs has one client at a time.
             let listener = server.join().unwrap();
+            asker.patience = Duration::from_millis(20);
             assert_eq!((asker.ask().await, asker.ask().await), (None, None));
+            // On a busy machine that time is over before the question has its turn, now and then.
+            tokio::task::yield_now().await;
             let _first = listener.accept().unwrap();
             listener.set_nonblocking(true).unwrap();
             assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);

@@ -31,13 +31,19 @@ impl Watch {
     /// Returns what takes a snapshot of the processes at `sockets` every `interval`.
     #[must_use]
     pub fn new(sockets: Sockets, interval: Duration) -> Self {
-        Self { sockets, interval, asker: Asker::default(), host: HostAsker::default(), taker: Taker::new(host_name()) }
+        Self { sockets, interval, asker: Asker::default(), host: HostAsker::new(None), taker: Taker::new(host_name()) }
     }
 
     /// Returns the same with the reports of the daemon that has this socket, if it runs.
     #[must_use]
     pub fn with_host(self, socket: Option<PathBuf>) -> Self {
         Self { host: HostAsker::new(socket), ..self }
+    }
+
+    /// Returns the same for processes that may take so long to answer.
+    #[cfg(test)]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { asker: Asker::with_patience(patience), ..self }
     }
 
     /// Takes one snapshot. Returns it after [`crate::ask::PATIENCE`] at most.

@@ -28,7 +28,7 @@ fn say(mut stream: UnixStream, name: &str) {
 }
 
 fn processes(patience: Duration) -> Processes {
-    Processes { patience, ..Processes::new(Resource::Cache) }
+    Processes::with_patience(Resource::Cache, patience, LONG)
 }
 
 fn is_read(answer: &Answer) -> bool {
@@ -48,7 +48,7 @@ fn long_words_of_a_process_are_cut() {
     });
     let short = "\u{fc}".repeat(CHARACTERS_MAX);
     assert_eq!(processes(LONG).ask(&[("a", &socket)], None), [Answer::Silent(short.clone())]);
-    assert_eq!(set(("a", &socket), Resource::Cache, 1), Outcome::Refused(short));
+    assert_eq!(set(("a", &socket), Resource::Cache, 1, LONG), Outcome::Refused(short));
 }
 
 #[test]

@@ -12,6 +12,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+/// Time that VM processes have in tests: one that is not to answer hangs, and the others may be late on a busy machine.
+const LONG: Duration = Duration::from_secs(600);
+
 struct Host(Vec<(String, PathBuf)>);
 
 impl Surroundings for Host {
@@ -43,6 +46,11 @@ fn settings(total_bytes: u64) -> Settings {
         readings_min: 1,
         guests: None,
     }
+}
+
+fn daemon(settings: Settings, host: Host, paths: Option<&Paths>) -> Daemon<Host> {
+    let processes = Processes::with_patience(settings.resource, LONG, LONG);
+    Daemon { processes, ..Daemon::new(settings, host, paths).unwrap() }
 }
 
 /// Answers for a VM that has so many bytes, and gives memory back after it has answered to that. Sends each command to `heard`.
@@ -104,7 +112,7 @@ fn the_others_are_looked_at_while_a_vm_process_does_not_answer_to_a_new_size() {
     let settings = settings(80 * UNIT);
     let (stop, ends) = UnixStream::pair().unwrap();
     let daemon = thread::spawn(move || {
-        let mut daemon = Daemon::new(settings, Host(vms), None).unwrap();
+        let mut daemon = daemon(settings, Host(vms), None);
         daemon.run(ends.as_fd(), Extent::Always).unwrap();
         daemon.report()
     });
@@ -135,7 +143,7 @@ fn a_vm_that_gives_memory_back_is_looked_at_before_the_next_look_at_all() {
     let settings = Settings { interval: Duration::from_secs(3600), ..settings(40 * UNIT) };
     let (stop, ends) = UnixStream::pair().unwrap();
     let daemon = thread::spawn(move || {
-        let mut daemon = Daemon::new(settings, Host(vec![("a".into(), socket)]), None).unwrap();
+        let mut daemon = daemon(settings, Host(vec![("a".into(), socket)]), None);
         daemon.run(ends.as_fd(), Extent::Always).unwrap();
     });
     while heard.recv().unwrap() != ("a".into(), true) {}
@@ -154,7 +162,7 @@ fn help_waits_neither_for_a_look_that_is_due_nor_for_a_vm_process_that_was_told_
     record::write(&paths.record, &record).unwrap();
     let guests = Some(GuestTerms { reserve_bytes: UNIT, rest: Duration::from_secs(60) });
     let settings = Settings { guests, ..settings(80 * UNIT) };
-    let mut daemon = Daemon::new(settings, Host(Vec::new()), Some(&paths)).unwrap();
+    let mut daemon = daemon(settings, Host(Vec::new()), Some(&paths));
     let socket = folder.path().join("hangs");
     let _hangs = UnixListener::bind(&socket).unwrap();
     daemon.processes.set(&socket, &Step { vm: "hangs".into(), side: Side::Tier, bytes: 1 }).unwrap();

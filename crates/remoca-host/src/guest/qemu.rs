@@ -21,17 +21,18 @@ const PAGE_BYTES: u64 = 4096;
 /// A QEMU that is asked by QMP.
 pub struct Qemu {
     socket: PathBuf,
+    patience: Duration,
     statistics: Statistics,
 }
 
 impl Qemu {
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, statistics: Statistics::default() }
+        Self { socket, patience: PATIENCE, statistics: Statistics::default() }
     }
 
     fn connect(&self) -> Result<Qmp, String> {
-        Qmp::connect(&self.socket, Limit::Until(Instant::now() + PATIENCE))
+        Qmp::connect(&self.socket, Limit::Until(Instant::now() + self.patience))
             .map_err(|error| format!("the monitor at {}: {error}", self.socket.display()))
     }
 }

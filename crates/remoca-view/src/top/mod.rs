@@ -213,7 +213,7 @@ mod tests {
         let sockets = Fleet::start(folder.path(), 2).sockets;
         let (sender, events) = channel();
         let interval = Duration::from_millis(1);
-        let watch = Watch::new(Box::new(move || sockets.clone()), interval);
+        let watch = Watch::new(Box::new(move || sockets.clone()), interval).with_patience(Duration::from_secs(60));
         let watcher = thread::spawn(move || runtime().unwrap().block_on(take_all(watch, interval, &sender)));
         let Ok(Message::Snapshot(Ok(first))) = events.recv() else { panic!("there is no snapshot") };
         assert_eq!((first.snapshot, columns::total(&first).map(|total| total.is_since_start)), (2, Some(false)));

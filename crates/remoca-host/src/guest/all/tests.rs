@@ -188,7 +188,7 @@ fn monitors_come_and_go_with_their_vms() {
 #[test]
 fn two_vms_with_one_monitor_have_none() {
     let address = Address::Qmp(PathBuf::from("/nowhere"));
-    let mut monitors = Monitors::new(FOR_EVER);
+    let mut monitors = Monitors::with_patience(FOR_EVER, FRESH_FOR);
     let both = [("a".to_owned(), address.clone()), ("b".to_owned(), address.clone())].into();
     monitors.keep(&both);
     let said = monitors.read(|_| true);
