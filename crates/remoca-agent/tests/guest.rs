@@ -21,6 +21,20 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Number of pages of a reading, a fifth of all, that must have been evicted before its statistics are looked at.
+const PAGES_MIN: u64 = 20_000;
+/// Number of times to read until a busy host lets the port take what it is sent.
+const READINGS_MAX: usize = 8;
+
+/// Reads until far more pages of one reading come than one of 64. How many the port takes depends on the host.
+fn read_until_all_come(guest: &mut Guest, port: &TestPort) {
+    wait_until("all pages", || {
+        let received = port.state().received;
+        read_data(guest);
+        port.state().received > received + 5000
+    });
+}
+
 /// Tests that every page that reclaim evicts reaches the port, and holds what the disks hold.
 #[test]
 fn evicted_pages_reach_the_port_with_the_content_of_the_disks() {
@@ -147,20 +161,19 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert!(checked.contains("in use by the agent that runs (process "), "{checked}");
     port.state().advice = 64;
     guest.run(MOUNT_EXT4, LIMIT).unwrap();
-    read_data(&mut guest);
     // The agent reads advice when it writes statistics.
-    let count = port.state().statistics_count;
     wait_until("the advice's effect", || {
-        port.state().statistics_count > count || port.state().statistics.sampled_out > 0
+        read_data(&mut guest);
+        port.state().statistics.sampled_out > 0
     });
     let before = port.state().statistics;
     read_data(&mut guest);
-    wait_until("statistics", || port.state().statistics.sampled_out > before.sampled_out);
+    // Few pages would say little of a share.
+    wait_until("statistics", || port.state().statistics.sampled_out > before.sampled_out + PAGES_MIN);
     let after = port.state().statistics;
-    let (captured, sampled_out) = (after.captured - before.captured, after.sampled_out - before.sampled_out);
-    println!("advised one of 64: {captured} captured, {sampled_out} sampled out");
-    assert!(sampled_out > 0);
-    assert!((captured * 32) < sampled_out && captured * 128 > sampled_out, "{captured} captured, {sampled_out} not");
+    let (chosen, sampled_out) = (after.chosen() - before.chosen(), after.sampled_out - before.sampled_out);
+    println!("advised one of 64: {chosen} chosen, {sampled_out} sampled out");
+    assert!((chosen * 32) < sampled_out && chosen * 128 > sampled_out, "{chosen} chosen, {sampled_out} not");
 
     // The VM process restarts, and forgets that no pages matched.
     {
@@ -168,15 +181,12 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
         state.advice = 0;
         state.boot_cookie = 2;
     }
-    read_data(&mut guest);
-    let sampled_out = port.state().statistics.sampled_out;
-    read_data(&mut guest);
-    assert!(port.state().statistics.captured > after.captured + 50_000, "all pages come again");
-    assert!(port.state().statistics.sampled_out >= sampled_out);
+    read_until_all_come(&mut guest, &port);
 
     port.state().failing = true;
     read_data(&mut guest);
     wait_until("a failed request", || port.state().failed_request_count > 0);
+    guest.run("until grep -q 'the port is gone' /run/agent.log; do sleep 0.1; done", LIMIT).unwrap();
     let seen = guest.run("grep -c 'the port is gone' /run/agent.log", LIMIT).unwrap();
     assert_eq!(seen, "1");
     // While there is no port, no page is copied.
@@ -184,7 +194,10 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     port.state().failing = false;
     let received = port.state().received;
     guest.run("until tail -n 1 /run/agent.log | grep -q 'sending evicted'; do sleep 0.1; done", LIMIT).unwrap();
-    read_data(&mut guest);
+    wait_until("pages after the failure", || {
+        read_data(&mut guest);
+        port.state().received > received + 50_000
+    });
     unplug_port(&mut guest);
     let (code, said) = stop_agent(&mut guest);
     guest.shut_down().unwrap();
@@ -194,7 +207,6 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     assert_eq!(code, "0", "{said}");
     assert!(said.contains("the VM process was started anew"), "{said}");
     assert!(said.contains("the port is gone"), "{said}");
-    assert!(state.received > received + 50_000, "pages come again after the failure");
     let Statistics { captured, written, lost, .. } = state.statistics;
     assert!(captured - written < 5000 && lost > 50_000, "{captured} captured, {written} written, {lost} lost");
     assert!(state.request_page_count_max <= 16, "a request of {} pages", state.request_page_count_max);
@@ -218,16 +230,23 @@ fn one_class_of_pages_is_the_same_at_each_reading() {
     read_data(&mut guest);
     wait_until("the agent's answer", || port.state().statistics.classes == 64);
     let mut reading = || {
-        let before = port.state().statistics;
-        port.state().class.clear();
-        read_data(&mut guest);
-        wait_until("statistics", || port.state().statistics.sampled_out > before.sampled_out);
-        std::thread::sleep(Duration::from_secs(2));
-        let after = port.state().statistics;
-        let (captured, left_out) = (after.captured - before.captured, after.sampled_out - before.sampled_out);
-        println!("one class of 64: {captured} captured, {left_out} left out");
-        assert!(captured * 32 < left_out && captured * 128 > left_out);
-        std::mem::take(&mut port.state().class)
+        for _ in 0..READINGS_MAX {
+            let before = port.state().statistics;
+            port.state().class.clear();
+            read_data(&mut guest);
+            wait_until("statistics", || port.state().statistics.sampled_out > before.sampled_out + PAGES_MIN);
+            std::thread::sleep(Duration::from_secs(2));
+            let after = port.state().statistics;
+            let (chosen, left_out) = (after.chosen() - before.chosen(), after.sampled_out - before.sampled_out);
+            let lost = after.lost - before.lost;
+            println!("one class of 64: {chosen} chosen, {lost} of these lost, {left_out} left out");
+            assert!(chosen * 32 < left_out && chosen * 128 > left_out);
+            // There may be no room for some while the port gets no processor.
+            if lost * 20 < chosen {
+                return std::mem::take(&mut port.state().class);
+            }
+        }
+        panic!("pages are lost at each of {READINGS_MAX} readings");
     };
     let (first, second) = (reading(), reading());
     let common = first.intersection(&second).count();
@@ -243,9 +262,7 @@ fn one_class_of_pages_is_the_same_at_each_reading() {
         read_data(&mut guest);
         port.state().statistics.classes == 0
     });
-    let captured = port.state().statistics.captured;
-    read_data(&mut guest);
-    wait_until("all pages", || port.state().statistics.captured > captured + 20_000);
+    read_until_all_come(&mut guest, &port);
     let (code, said) = stop_agent(&mut guest);
     guest.shut_down().unwrap();
     assert_eq!(code, "0", "{said}");

@@ -178,7 +178,8 @@ mod tests {
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
 
-        let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // At an address at which no other test takes the port.
+        let nobody = TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap();
         let proxy = DelayProxy::start("127.0.0.1:0".parse().unwrap(), nobody, Duration::ZERO).unwrap();
         let mut stream = TcpStream::connect(proxy.address).unwrap();
         assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));

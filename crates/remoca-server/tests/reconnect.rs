@@ -28,7 +28,10 @@ fn a_client_that_vanished_finds_its_pages() {
 
 #[test]
 fn an_older_connection_is_closed_before_a_newer_one_is_answered() {
-    let server = start(config());
+    // A Unix socket: what is closed is closed at once at both ends.
+    let folder = tempfile::tempdir().unwrap();
+    let listen = vec![ListenAddress::Unix(folder.path().join("serve.sock"))];
+    let server = start(Config { listen, ..config() });
     let mut older = Client::with_pages(&server, token(1), 10);
     older.store(0, 5);
     older.barrier();

@@ -148,7 +148,8 @@ fn a_start_that_fails_leaves_nothing() {
 
 #[test]
 fn stopping_ends_all_connections() {
-    let server = start(config());
+    // An address at which no other test takes a port.
+    let server = start(Config { listen: vec!["tcp:127.0.0.3:0".parse().expect("an address")], ..config() });
     let mut idle = Client::connect(&server);
     let mut client = Client::with_pages(&server, token(1), 100);
     let address = server.local_addresses()[0].clone();

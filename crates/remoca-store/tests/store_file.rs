@@ -138,7 +138,8 @@ fn zeroes_and_discards_read_as_zero_and_give_space_back() {
         assert!(path.metadata().unwrap().blocks() >= full, "may_unmap: false keeps the space");
         driver.run(zeroes(MIB, true), None).unwrap();
         driver.run(StoreOp::Discard { offset: 2 * MIB, len: MIB }, None).unwrap();
-        assert!(path.metadata().unwrap().blocks() <= full - 2 * MIB / 512);
+        // The file system may need some blocks to remember the rest, where free space is in many pieces.
+        assert!(path.metadata().unwrap().blocks() <= full - (2 * MIB - (64 << 10)) / 512);
 
         assert_eq!(driver.read(0, 3 << 20).unwrap(), vec![0; 3 << 20]);
         assert_eq!(driver.read(3 * MIB, 1 << 20).unwrap(), pattern(3 * MIB, 1 << 20, 1));

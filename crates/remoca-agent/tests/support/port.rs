@@ -51,6 +51,13 @@ pub struct Statistics {
     pub classes: u32,
 }
 
+impl Statistics {
+    /// Returns the number of pages that were not left out, whether there was room for them or not.
+    pub fn chosen(&self) -> u64 {
+        self.captured + self.lost
+    }
+}
+
 #[derive(Clone)]
 pub struct TestPort {
     state: Arc<Mutex<State>>,

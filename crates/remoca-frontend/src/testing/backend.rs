@@ -160,9 +160,10 @@ fn serve(mut device: VhostDevice, disk: &Mutex<RamDisk>, plan: &Plan) {
             }
         }
         device.notify();
-        plan.held.store(held.len(), Ordering::SeqCst);
-        plan.connected.store(device.is_connected(), Ordering::SeqCst);
+        // Who sees a connection, or its requests, also sees what was agreed on before.
         plan.write_cache.store(device.write_cache_enabled(), Ordering::SeqCst);
+        plan.connected.store(device.is_connected(), Ordering::SeqCst);
+        plan.held.store(held.len(), Ordering::SeqCst);
         plan.turns.fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -64,15 +64,24 @@ impl Mapped {
         self.try_resize(npages).unwrap()
     }
 
+    /// Asks for a size until all of it is granted: a growth that takes long is granted in parts.
     #[track_caller]
     pub fn try_resize(&mut self, npages: u32) -> Result<u32, (ErrorCode, u32)> {
-        self.send(&[set_size(npages)]);
-        self.receive(|frame| match frame {
-            Frame::Sized { request: RequestId(5), npages: PageCount(n), available } if n == npages => Ok(available.0),
-            Frame::Error(ErrorReply { code, detail, .. }) => Err((code, detail)),
-            other => panic!("instead of SIZED: {other:?}"),
-        })
-        .expect("the server closed the connection")
+        let mut before = None;
+        loop {
+            self.send(&[set_size(npages)]);
+            let answer = self.receive(|frame| match frame {
+                Frame::Sized { request: RequestId(5), npages: granted, available } => Ok((granted.0, available.0)),
+                Frame::Error(ErrorReply { code, detail, .. }) => Err((code, detail)),
+                other => panic!("instead of SIZED: {other:?}"),
+            });
+            let (granted, available) = answer.expect("the server closed the connection")?;
+            if granted == npages {
+                return Ok(available);
+            }
+            assert!(granted < npages && before < Some(granted), "{granted} of {npages} pages, and {before:?} before");
+            before = Some(granted);
+        }
     }
 
     #[track_caller]
