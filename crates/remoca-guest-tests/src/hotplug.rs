@@ -5,6 +5,7 @@ use crate::{Host, Result, wait_in_guest};
 use remoca_lab::{Guest, Qmp};
 use serde_json::{Value, json};
 use std::process::Command;
+use std::time::Duration;
 
 /// Attaches a device of the VM process to the guest with `device_add`. QEMU does not connect again if the connection is lost.
 pub fn attach(qmp: &mut Qmp, host: &Host, guest: &mut Guest, disk: &str, serial: &str, slot: &str) -> Result<()> {
@@ -64,13 +65,28 @@ pub fn wait_for_size(guest: &mut Guest, serial: &str, bytes: u64) -> Result<()> 
     wait_in_guest(guest, &format!("[ $(blockdev --getsize64 $(disk-by-serial {serial})) = {bytes} ]"))
 }
 
-/// Runs `remoca disk` with these arguments, for the VM whose file is in the host's folder.
+/// Runs `remoca disk` with these arguments, for the VM whose file is in the host's folder. Says it again if the VM process had no
+/// processor for so long on a busy machine that it left out the disk that comes, or asks for another try.
 pub fn change_disks(host: &Host, change: &str, more: &[&str]) -> Result<String> {
-    let mut command = Command::new(host.program());
-    command.args(["disk", change]).arg(host.control()).args(more).env("REMOCA_CONFIG", host.folder());
-    let output = command.output()?;
-    let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
-    if output.status.success() { Ok(said) } else { Err(said.into()) }
+    const TRIES_MAX: usize = 10;
+    let late_openings = || host.log().matches("it could not be opened within").count();
+    let (mut late, mut tries) = (late_openings(), 0);
+    loop {
+        let mut command = Command::new(host.program());
+        command.args(["disk", change]).arg(host.control()).args(more).env("REMOCA_CONFIG", host.folder());
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&[&output.stdout[..], &output.stderr].concat()).into_owned();
+        if output.status.success() {
+            return Ok(said);
+        }
+        let before = std::mem::replace(&mut late, late_openings());
+        let is_late = late > before || said.to_lowercase().contains("try again");
+        tries += 1;
+        if !is_late || tries == TRIES_MAX {
+            return Err(said.into());
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
 }
 
 /// Returns what `remoca disk add` and a VM's file say of a disk on a raw image, whose socket is in the host's folder.

@@ -300,8 +300,15 @@ impl Host {
         self.ask(Ask::Set { cache_bytes: None, local_bytes: None, enabled: None, servers, at_once: false })
     }
 
-    /// Upgrades as `remoca upgrade` does, to the current file of the program.
+    /// Upgrades as `remoca upgrade` does, to the current file of the program. Tries again if a disk takes seconds for a request, as
+    /// one on a busy machine may.
     pub fn upgrade(&self) -> Result<Status> {
+        for _ in 1..5 {
+            match self.ask(Ask::Upgrade { program: None }) {
+                Err(error) if error.to_string().contains("still in flight") => {}
+                result => return result,
+            }
+        }
         self.ask(Ask::Upgrade { program: None })
     }
 

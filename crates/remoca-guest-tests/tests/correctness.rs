@@ -12,7 +12,7 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
     let mut all = Found::default();
     let patterns = (0..).zip(PATTERNS);
     let cells = patterns.flat_map(|(number, pattern)| WRITE_PERCENTS.map(|percent| (number, pattern, percent)));
-    // The times of kills are random, so the cells are repeated if there were too few kills.
+    // The times of kills are random, and a busy machine reads little in a cell, so the cells are repeated if that was not enough.
     for (turn, (number, pattern, write_percent)) in (0..).zip(cells.clone().cycle().take(3 * cells.count())) {
         if turn >= PATTERNS.len() * WRITE_PERCENTS.len() && is_enough(&all) {
             break;
@@ -24,7 +24,6 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
         all.add(found);
     }
     assert!(is_enough(&all) && all.warm_restarts * 4 >= all.disk_kills, "{all:?}");
-    assert!(all.records_read > 500 && all.records_written > 100 && all.hit_blocks > 1000, "{all:?}");
     bench.verify()?;
     for (ablation, lies) in [(Ablation::Fetch, true), (Ablation::Admission, false)] {
         let found = bench.ablate(ablation, lies, 20)?;
@@ -35,5 +34,6 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
 }
 
 fn is_enough(all: &Found) -> bool {
-    all.disk_kills >= 3 && all.server_kills >= 1 && all.warm_restarts >= 2
+    let has_worked = all.records_read > 500 && all.records_written > 100 && all.hit_blocks > 1000;
+    has_worked && all.disk_kills >= 3 && all.server_kills >= 1 && all.warm_restarts >= 2
 }

@@ -32,7 +32,8 @@ const TAIL_LINE_COUNT: usize = 25;
 const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
 /// How long to wait for the console output of a hypervisor that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
-const SHUTDOWN_LIMIT: Duration = Duration::from_secs(60);
+/// An emulated guest on a busy machine may get no processor for a minute.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit for an answer of QEMU, which answers at once unless it hangs.
 const ANSWER_LIMIT: Limit = Limit::Each(Duration::from_secs(30));
 
@@ -139,7 +140,7 @@ impl GuestConfig {
             migratable: false,
             name_space: None,
             count_instructions: false,
-            boot_limit: Duration::from_secs(120),
+            boot_limit: Duration::from_secs(240),
         }
     }
 

@@ -10,7 +10,8 @@ use std::{
 
 use remoca_lab::{Disk, Error, GuestConfig, Lab, Service, program, store, workload::journal::Versions};
 
-const LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for any single step on a busy machine.
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn exists(pid: u32) -> bool {
     // A process that has ended but was not waited for yet counts as ended.

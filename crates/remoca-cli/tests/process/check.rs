@@ -77,7 +77,11 @@ fn a_vm_that_is_configured_is_checked_before_it_starts() {
     let json = |option: &[&str]| {
         let folder = folder.path().to_str().unwrap();
         let output = run(&[&["check", name, "--config", folder], option].concat());
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+        let mut findings: Vec<serde_json::Value> =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
+        // Other programs write to the file system between the two.
+        findings.retain(|finding| finding["what"] != "room");
+        findings
     };
     assert_eq!(json(&["--json"]), json(&["--output", "json"]));
     let help = String::from_utf8(run(&["check", "--help"]).stdout).unwrap();

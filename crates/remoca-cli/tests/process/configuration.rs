@@ -2,7 +2,9 @@
 
 use super::control::CLIENTS_MAX;
 use super::full_disk::Small;
-use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run_command, status, with_run};
+use super::support::program::{
+    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run_command, status, with_run,
+};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_protocol::control::PATIENCE as SILENT_TIME_MAX;
@@ -365,6 +367,8 @@ fn a_process_that_does_not_say_which_disks_it_has_is_not_upgraded() {
     });
     assert!(guest.is_connected());
     assert_eq!(guest.run(0, Command::Read { sector: 0, length: 4096 }), 0);
+    // The process has a thread for each of them, which has to notice that it has gone.
+    wait_until("there is a place again", || ask_raw(&scene.control(), b"{\"op\":\"status\"}\n").contains("\"pid\""));
     let now = status(&scene.control());
     assert_eq!((now.upgrades, now.disks[0].image.clone()), (0, scene.text("image")));
     program.terminate();

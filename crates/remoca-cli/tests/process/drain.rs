@@ -174,6 +174,8 @@ fn a_mistake_in_an_address_costs_nothing() {
 fn a_donor_that_is_killed_while_it_is_drained_costs_its_own_pages() {
     let (mut machine, mut servers) = machine(404);
     set(&machine, &[&servers[1]], &[]);
+    // What is read before that is lost to it.
+    wait_until("the other one is there", || machine.status().pools.len() == 2);
     machine.run_until("the other one has some", |machine| {
         pool_at(machine, &servers[1]).is_some_and(|pool| pool.used_bytes >= 32 << 10)
     });

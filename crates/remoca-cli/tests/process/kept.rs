@@ -3,7 +3,7 @@
 use super::ablation::binary;
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
-use super::support::program::{REMOCA, Serve, run};
+use super::support::program::{Serve, run};
 use super::support::{PATIENCE, wait_until};
 use super::upgrade;
 use remoca_frontend::testing::Command;
@@ -134,11 +134,13 @@ fn a_guest_stays_connected_over_a_restart_and_a_kill_after_an_upgrade() {
 /// The program that was to take over has the connections, and does not start. The guest says nothing meanwhile.
 #[test]
 fn an_upgrade_that_fails_at_the_last_step_keeps_the_connections() {
-    let (_server, manager, mut machine) = machine(Setup::default());
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, manager, mut machine) = machine(without_hurry(folder.path()));
     wait_until_kept(&machine);
     machine.run(5);
     let count = manager.names().len();
-    let program = upgrade::script(machine.folder.path(), "vanishes", &format!("#!/bin/sh\n{REMOCA} \"$@\" && rm $0\n"));
+    let text = format!("#!/bin/sh\n{} \"$@\" && rm $0\n", binary().display());
+    let program = upgrade::script(machine.folder.path(), "vanishes", &text);
     let (is_done, said) = upgrade::end(upgrade::begin(&machine.control(), Some(&program)));
     assert!(!is_done && said.contains("new program cannot be started"), "{said}");
     wait_until("the connections are kept again", || manager.names().len() == count);
@@ -163,9 +165,10 @@ fn killed_at_every_step_of_a_message() {
     // The front ends have sent fewer messages when all queues run.
     let places = [("message-begun", 80, 1), ("message-answered", 81, 1), ("message-kept", 82, 0)];
     for (place, passage, reconnects) in places {
-        let arguments = vec!["--kill-at".into(), format!("{place}:{passage}")];
-        let (_server, _manager, mut machine) =
-            machine(Setup { binary: binary().into(), arguments, ..Setup::default() });
+        let folder = tempfile::tempdir().unwrap();
+        let mut setup = without_hurry(folder.path());
+        setup.arguments.extend(["--kill-at".into(), format!("{place}:{passage}")]);
+        let (_server, _manager, mut machine) = machine(setup);
         wait_until_kept(&machine);
         let (mut sends, is_dead) = (machine.disks[0].guest.sender(), Arc::<AtomicBool>::default());
         let dies = is_dead.clone();

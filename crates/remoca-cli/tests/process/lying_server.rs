@@ -131,8 +131,7 @@ fn impossible_figures_in_the_greeting() {
     let (server, mut machine) = machine(Lie::Boast, 3);
     machine.run_until_hits(100);
     for _ in 0..3 {
-        let before = server.connections();
-        server.hang_up();
+        let before = server.hang_up();
         machine.run_until("the VM process comes back", |_| server.connections() > before);
         machine.run_until_hits(100);
     }

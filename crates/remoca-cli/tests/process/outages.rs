@@ -6,6 +6,7 @@ use super::support::model::BLOCK;
 use super::support::program::{Serve, Signal};
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_store::testing::hold_port;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -48,8 +49,8 @@ fn the_server_is_killed_and_started_again() {
 
 #[test]
 fn a_server_on_tcp_is_killed_and_started_again() {
-    // A port below the ephemeral ones, so that no other program takes it between the two runs of the server.
-    let port = 20_000 + std::process::id() % 10_000;
+    // Held, so that no other program takes it between the two runs of the server.
+    let (_held, port) = hold_port();
     let folder = tempfile::tempdir().unwrap();
     let mut server = Serve::start_at(folder.path(), "16M", &format!("tcp:127.0.0.1:{port}"));
     let setup = Setup { server: Some(server.address.clone()), hedges: true, seed: 12, ..Setup::default() };

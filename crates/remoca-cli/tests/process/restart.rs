@@ -29,7 +29,7 @@ fn machine(setup: Setup) -> (Serve, Machine) {
 
 /// Waits until the server has received all pages in flight.
 #[track_caller]
-fn wait_until_sent(machine: &Machine, server: &Serve) {
+pub fn wait_until_sent(machine: &Machine, server: &Serve) {
     const LOOKS: usize = 20;
     let (mut sends, mut looks) = (None, 0);
     wait_until("no more pages come to the server", || {

@@ -6,6 +6,7 @@ use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
 use super::support::wait_until;
+use remoca_store::testing::hold_port;
 use std::path::Path;
 
 const USAGE: i32 = 2;
@@ -191,8 +192,8 @@ fn a_cache_in_parts_where_all_are_nearly_full_and_the_whole_one_when_there_is_me
 #[test]
 fn a_donor_is_emptied() {
     let folder = tempfile::tempdir().unwrap();
-    // On TCP, closing a connection too early discards the BYE. The port is below the ephemeral ones.
-    let port = 10_000 + std::process::id() % 10_000;
+    // On TCP, closing a connection too early discards the BYE.
+    let (_held, port) = hold_port();
     std::fs::create_dir(folder.path().join("tcp")).unwrap();
     let on_tcp = Serve::start_at(&folder.path().join("tcp"), "16M", &format!("tcp:127.0.0.1:{port}"));
     let servers = [serve(folder.path(), "unix", "16M"), on_tcp];

@@ -2,6 +2,7 @@
 //! server is stopped, killed and restarted, sizes change, and the VM process is killed and upgraded. The guest reads, writes
 //! and evicts meanwhile; every answer is checked.
 
+use super::restart::wait_until_sent;
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{REMOCA, Serve, command, expect_refusal, expect_set, run};
@@ -306,6 +307,8 @@ fn a_killed_process_finds_both_tiers_again() {
     machine.set("\"local_bytes\":2097152");
     run_until_both_hit(&mut machine, 100);
     for _ in 0..3 {
+        // Pages that the process still has to send go with it.
+        wait_until_sent(&machine, &servers.remote);
         machine.settle();
         let (used, generations) =
             (machine.status().cache.used_bytes, pools(&machine).map(|pool| pool.unwrap().generation));

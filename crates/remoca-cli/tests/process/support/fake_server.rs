@@ -82,7 +82,7 @@ pub struct FakeServer {
 struct Shared {
     lie: Mutex<Lie>,
     stop: AtomicBool,
-    /// Number of connections accepted.
+    /// Number of connections accepted. It changes while `open` is locked.
     connections: AtomicUsize,
     /// Number of lies told.
     told: AtomicUsize,
@@ -113,8 +113,10 @@ impl FakeServer {
         let (theirs, accepting) = (Arc::clone(&shared), listener.try_clone().unwrap());
         let accepting = std::thread::spawn(move || {
             while let Ok((stream, _)) = accepting.accept() {
+                let mut open = theirs.open.lock().unwrap();
+                open.push(stream.try_clone().unwrap());
                 theirs.connections.fetch_add(1, SeqCst);
-                theirs.open.lock().unwrap().push(stream.try_clone().unwrap());
+                drop(open);
                 let shared = Arc::clone(&theirs);
                 std::thread::spawn(move || Connection::new(stream, shared).run());
             }
@@ -138,20 +140,21 @@ impl FakeServer {
 
     /// Makes the VM process begin a new session with the pool's content. Nothing is held against the server.
     pub fn begin_again(&self, machine: &Machine) {
-        let before = self.connections();
-        self.hang_up();
+        let before = self.hang_up();
         wait_until("the VM process is back", || {
             let cache = machine.status().cache;
             self.connections() > before && is_trusted(machine) && cache.granted_bytes == cache.wanted_bytes
         });
     }
 
-    /// Closes all connections.
-    pub fn hang_up(&self) {
-        for stream in self.shared.open.lock().unwrap().drain(..) {
+    /// Closes all connections. Returns how many have been accepted so far.
+    pub fn hang_up(&self) -> usize {
+        let mut open = self.shared.open.lock().unwrap();
+        for stream in open.drain(..) {
             // Fails only if the peer closed first.
             let _ = stream.shutdown(Shutdown::Both);
         }
+        self.connections()
     }
 }
 
