@@ -53,6 +53,7 @@ pub struct DescriptorStore {
     /// `None` if there is no manager that keeps descriptors.
     manager: Option<(OwnedFd, SocketAddrUnix)>,
     room: usize,
+    /// Time limit of each confirmation.
     patience: Duration,
     kept: Mutex<Inner>,
 }
@@ -367,6 +368,7 @@ mod tests {
     use super::*;
     use crate::fake_manager::FakeManager;
     use std::os::unix::net::UnixStream;
+    use std::time::Instant;
 
     /// Time for a manager that answers, however busy the machine is.
     const LONG: Duration = Duration::from_secs(60);
@@ -462,7 +464,9 @@ mod tests {
         assert!(!is_hung_up(&ours));
         drop(theirs);
         // A program that another test starts has a copy of it for a moment.
+        let give_up_at = Instant::now() + LONG;
         while !is_hung_up(&ours) {
+            assert!(Instant::now() < give_up_at, "nobody has the other end");
             std::thread::yield_now();
         }
         let (ours, theirs) = UnixStream::pair().unwrap();

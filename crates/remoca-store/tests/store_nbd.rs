@@ -494,6 +494,12 @@ fn a_flush_speaks_for_the_writes_before_it_alone() {
 
 #[test]
 fn what_was_sent_is_waited_for_at_the_end_and_what_was_not_is_never_sent() {
+    // The server has two seconds, and may get no processor in that time.
+    assert!((0..5).any(|_| is_drained_at_the_end()), "nothing is left at the server");
+}
+
+/// Returns whether the answer to what was sent came in the time that there is for it.
+fn is_drained_at_the_end() -> bool {
     let folder = folder();
     let socket = folder.path().join("nbd.sock");
     let (seen, saw) = mpsc::channel();
@@ -519,13 +525,13 @@ fn what_was_sent_is_waited_for_at_the_end_and_what_was_not_is_never_sent() {
     release.send(()).unwrap();
     let began = Instant::now();
     let is_drained = driver.store.drain();
-    // The server has two seconds, and may get no processor in that time.
-    assert!(is_drained || began.elapsed() >= Duration::from_secs(2), "nothing is left at the server");
+    assert!(is_drained || began.elapsed() >= Duration::from_secs(2), "it is not waited for");
     drop(driver);
     server.join().unwrap();
     let farewell: &[u16] = if is_drained { &[2] } else { &[] };
     let commands: Vec<_> = saw.iter().map(|(command, _)| command).collect();
     assert_eq!(commands, farewell, "a farewell, and nothing before it");
+    is_drained
 }
 
 #[test]

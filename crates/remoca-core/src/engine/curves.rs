@@ -48,7 +48,7 @@ pub(super) struct Curves {
     /// Reach of all curves: that of the largest cache that the VM had.
     reach: PageCount,
     pub(super) vm: Watched,
-    /// The one disk that was read so far; `None` if there was none or more than one.
+    /// The one disk that was read so far; `None` if there was none or more than one, or it was removed.
     pub(super) only: Option<DiskIndex>,
     pub(super) disks: BTreeMap<DiskIndex, Watched>,
     /// Contents of blocks, while there is no cache but an agent.
