@@ -165,6 +165,8 @@ impl Breaker {
         }
         match &mut self.open {
             None if was_probe => {
+                // What the probe itself took at the disk may have put the next one off.
+                self.reads_until_probe = 0;
                 self.consecutive_probe_losses += 1;
                 self.consecutive_probe_losses >= PROBE_LOSSES_MAX && self.open(now)
             }
@@ -221,5 +223,85 @@ impl Breaker {
         }
         self.admissions = (self.admissions + 1) % ADMISSION_INTERVAL;
         self.admissions == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// The disk is first with as many reads as open it.
+    fn open(breaker: &mut Breaker, now: Nanos) {
+        let opened: Vec<_> = (0..LOSSES_MAX).map(|_| breaker.note_loss(now, 0)).collect();
+        assert!(opened.iter().filter(|opens| **opens).count() == 1 && breaker.is_open());
+    }
+
+    fn wins(breaker: &mut Breaker, now: Nanos, serial: u64) -> bool {
+        breaker.begin_probe(serial);
+        breaker.note_win(now, serial, true)
+    }
+
+    fn loses(breaker: &mut Breaker, now: Nanos, serial: u64) -> bool {
+        breaker.begin_probe(serial);
+        breaker.note_loss(now, serial)
+    }
+
+    /// Returns the number of reads until the next one that is a probe.
+    fn reads_until_probe(breaker: &mut Breaker) -> u32 {
+        let is_probe = |_: &u32| {
+            let is_due = breaker.route(Nanos(0)) == Route::Both;
+            breaker.note_server_read();
+            is_due
+        };
+        (0..1000).find(is_probe).expect("a read is a probe in the end")
+    }
+
+    #[test]
+    fn only_probes_that_are_lost_in_succession_open_it() {
+        let (mut breaker, now) = (Breaker::new(true), Nanos(1));
+        assert!((1..4).all(|serial| !loses(&mut breaker, now, serial)));
+        assert!(!wins(&mut breaker, now, 4));
+        assert!((5..8).all(|serial| !loses(&mut breaker, now, serial)));
+        // What other reads show ends no succession of probes.
+        assert!(!breaker.note_win(now, 100, true));
+        assert!(loses(&mut breaker, now, 8));
+    }
+
+    #[test]
+    fn a_probe_is_due_after_fewer_reads_where_the_server_is_near_the_disk() {
+        let mut breaker = Breaker::new(true);
+        assert_eq!(reads_until_probe(&mut breaker), 256);
+        breaker.adapt_probe_interval(1000, 4001);
+        assert_eq!(reads_until_probe(&mut breaker), 256);
+        breaker.adapt_probe_interval(1000, 4001);
+        breaker.adapt_probe_interval(1000, 4000);
+        assert_eq!(reads_until_probe(&mut breaker), 32);
+        breaker.adapt_probe_interval(1000, 4000);
+        assert_eq!(breaker.route(Nanos(0)), Route::Both, "it is not put off");
+        assert!(!wins(&mut breaker, Nanos(1), 1));
+        assert_eq!(reads_until_probe(&mut breaker), 256);
+        // A server that was just taken back is near it.
+        open(&mut breaker, Nanos(1));
+        assert!((2..5).all(|serial| !wins(&mut breaker, Nanos(1), serial)) && wins(&mut breaker, Nanos(1), 5));
+        assert_eq!(reads_until_probe(&mut breaker), 32);
+    }
+
+    #[test]
+    fn a_breaker_that_opens_again_within_a_second_goes_on_with_its_pause() {
+        for (closed_ns, pause_ns) in [(1000 * MS, 80 * MS), (1001 * MS, 10 * MS)] {
+            let (mut breaker, mut now) = (Breaker::new(true), Nanos(10_000 * MS));
+            open(&mut breaker, now);
+            for serial in 1..4 {
+                now = now.plus_ns(1000 * MS);
+                assert!(!loses(&mut breaker, now, serial));
+            }
+            assert!((4..7).all(|serial| !wins(&mut breaker, now, serial)) && wins(&mut breaker, now, 7));
+            now = now.plus_ns(closed_ns);
+            open(&mut breaker, now);
+            assert_eq!(breaker.route(now.plus_ns(pause_ns - 1)), Route::Disk, "{closed_ns}");
+            assert_eq!(breaker.route(now.plus_ns(pause_ns)), Route::Both, "{closed_ns}");
+        }
     }
 }

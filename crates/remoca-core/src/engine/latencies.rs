@@ -64,3 +64,44 @@ impl Latencies {
         self.disk.quantiles().is_some_and(|disk| ns <= disk.p50_ns / TIMELY_DIVISOR)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    fn of(count: u32, ns: u64) -> Latencies {
+        let mut latencies = Latencies::default();
+        (0..count).for_each(|_| latencies.note_disk(ns, 1));
+        latencies
+    }
+
+    #[test]
+    fn an_overrun_takes_clearly_longer_than_the_p99_or_the_last_32_reads() {
+        assert!(!of(15, MS).is_overrun(u64::MAX), "nothing is known");
+        let mut disk = of(100, 8 * MS);
+        assert!(!disk.is_overrun(8 * MS + MS / 4) && disk.is_overrun(9 * MS));
+        // The disk becomes faster.
+        (0..31).for_each(|_| disk.note_disk(MS, 1));
+        assert!(!disk.is_overrun(8 * MS));
+        disk.note_disk(MS, 1);
+        assert!(disk.is_overrun(2 * MS), "though the p99 is what it was");
+        // A single slow read of the disk is not its p99.
+        let mut disk = of(1000, MS);
+        disk.note_disk(100 * MS, 1);
+        assert!(disk.is_overrun(2 * MS));
+    }
+
+    #[test]
+    fn late_is_never_after_the_disks_median_or_the_timeout() {
+        let slow = Some(Latency { p50_ns: 900 * MS, p99_ns: 5000 * MS });
+        let disk = of(16, 8 * MS);
+        let median = disk.disk().expect("they are enough").p50_ns;
+        assert_eq!(disk.late_after_ns(slow, 0, 1), median);
+        assert_eq!(disk.timeout_ns(), 2 * median);
+        let disk = of(16, 2000 * MS);
+        assert_eq!((disk.timeout_ns(), disk.late_after_ns(slow, 0, 1)), (500 * MS, 500 * MS));
+        assert_eq!((of(16, MS).timeout_ns(), of(15, 8 * MS).late_after_ns(slow, 0, 1)), (5 * MS, 5 * MS));
+    }
+}

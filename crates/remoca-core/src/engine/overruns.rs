@@ -38,3 +38,23 @@ impl OverrunBudget {
         self.tokens >= Self::CAPACITY / 2
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_overruns_are_allowed_and_one_more_for_every_2500_reads() {
+        let mut budget = OverrunBudget::default();
+        for _ in 0..2 {
+            assert!(budget.is_half_full());
+            assert!((0..3).all(|_| !budget.note_overrun()) && budget.note_overrun(), "the fourth is the last");
+            (0..20_000).for_each(|_| budget.note_read());
+        }
+        assert!((0..4).any(|_| budget.note_overrun()) && budget.note_overrun(), "none is left");
+        (0..4999).for_each(|_| budget.note_read());
+        assert!(!budget.is_half_full());
+        budget.note_read();
+        assert!(budget.is_half_full() && !budget.note_overrun() && budget.note_overrun());
+    }
+}

@@ -55,18 +55,27 @@ impl Turns {
     }
 }
 
+/// Entry of a shadow cache.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    /// How many sampled contents it stands for.
+    weight: u32,
+    /// Whether it came as a page of a class: it may be none of the contents that are sampled when all pages are sent.
+    is_of_class: bool,
+}
+
 /// Queue of fingerprints, moved as the pages of a cache are: a page that was read is the next to be discarded, because the guest
 /// holds it, and a page that was evicted is the newest.
 #[derive(Debug)]
 struct Shadow {
     insertion: Insertion,
     capacity: u32,
-    /// Position and weight of each entry: how many sampled contents it stands for.
-    positions: BTreeMap<[u32; 3], (i64, u32)>,
+    /// Position of each entry, and what it is.
+    positions: BTreeMap<[u32; 3], (i64, Entry)>,
     queue: BTreeMap<i64, Fingerprint>,
-    /// Sum of the weights, and the number of entries of more than 1.
+    /// Sum of the weights, and the number of entries that came as pages of a class.
     weight: u32,
-    heavy: u32,
+    of_class: u32,
     /// Positions that no entry ever had: before the first and after the last.
     before: i64,
     after: i64,
@@ -76,14 +85,14 @@ struct Shadow {
 impl Shadow {
     fn new(insertion: Insertion) -> Self {
         let (positions, queue) = (BTreeMap::new(), BTreeMap::new());
-        let (capacity, weight, heavy) = (0, 0, 0);
-        Self { insertion, capacity, positions, queue, weight, heavy, before: -1, after: 0, turns: Turns::default() }
+        let (capacity, weight, of_class) = (0, 0, 0);
+        Self { insertion, capacity, positions, queue, weight, of_class, before: -1, after: 0, turns: Turns::default() }
     }
 
     fn clear(&mut self) {
         self.positions.clear();
         self.queue.clear();
-        (self.weight, self.heavy) = (0, 0);
+        (self.weight, self.of_class) = (0, 0);
     }
 
     /// Returns whether an entry of this weight takes the place of another one.
@@ -114,30 +123,31 @@ impl Shadow {
     }
 
     fn forget(&mut self, content: Fingerprint) {
-        if let Some((position, weight)) = self.positions.remove(&content.0) {
+        if let Some((position, entry)) = self.positions.remove(&content.0) {
             self.queue.remove(&position);
-            self.weight -= weight;
-            self.heavy -= u32::from(weight > 1);
+            self.weight -= entry.weight;
+            self.of_class -= u32::from(entry.is_of_class);
         }
     }
 
-    fn put(&mut self, content: Fingerprint, position: i64, weight: u32) {
+    fn put(&mut self, content: Fingerprint, position: i64, entry: Entry) {
         self.forget(content);
-        self.positions.insert(content.0, (position, weight));
+        self.positions.insert(content.0, (position, entry));
         self.queue.insert(position, content);
-        self.weight += weight;
-        self.heavy += u32::from(weight > 1);
+        self.weight += entry.weight;
+        self.of_class += u32::from(entry.is_of_class);
     }
 
     /// Notes a read. Returns the weight of the entry that it hits; 0 if it hits none.
     fn read(&mut self, content: Fingerprint) -> u32 {
-        let Some((_, weight)) = self.positions.get(&content.0).copied() else { return 0 };
-        self.put(content, self.before, weight);
+        let Some((_, entry)) = self.positions.get(&content.0).copied() else { return 0 };
+        self.put(content, self.before, entry);
         self.before -= 1;
-        weight
+        entry.weight
     }
 
-    fn evicted(&mut self, content: Fingerprint, weight: u32) {
+    fn evicted(&mut self, content: Fingerprint, entry: Entry) {
+        let weight = entry.weight;
         let takes_a_place = !self.has(content) && self.is_full(weight);
         if takes_a_place && self.insertion == Insertion::Bimodal && !self.turns.is_next_inserted() {
             return;
@@ -147,7 +157,7 @@ impl Shadow {
             self.discard();
         }
         if weight <= self.capacity {
-            self.put(content, self.after, weight);
+            self.put(content, self.after, entry);
             self.after += 1;
         }
     }
@@ -329,10 +339,11 @@ impl Policy {
         let one_of = capacity.0.div_ceil(SHADOW_ENTRIES).max(1).checked_next_power_of_two().unwrap_or(1 << 31);
         let is_same_sample = one_of == self.one_of;
         // Of the contents that were not sampled before, nothing is known; nor is what an entry of a class stands for now.
-        let goes_on = is_same_sample || (one_of > self.one_of && self.classes == 1 && !self.has_heavy());
+        let goes_on = one_of > self.one_of && self.classes == 1 && !self.has_any_of_class();
         self.one_of = one_of;
         for shadow in [&mut self.lru, &mut self.bimodal] {
-            shadow.retain(|content| goes_on && is_one(content, one_of));
+            // Pages of a class are entries whatever their content is.
+            shadow.retain(|content| is_same_sample || goes_on && is_one(content, one_of));
             shadow.resize(capacity.0 / one_of);
         }
         // A cache that changes a little and often, as one that memory is given to in steps, would never be judged.
@@ -357,14 +368,14 @@ impl Policy {
         self.capacity.0 >= QUIET_CAPACITY_MIN
     }
 
-    fn has_heavy(&self) -> bool {
-        self.lru.heavy + self.bimodal.heavy > 0
+    fn has_any_of_class(&self) -> bool {
+        self.lru.of_class + self.bimodal.of_class > 0
     }
 
     /// Returns whether the reads and evictions of this content are to be noted.
     #[inline]
     pub fn samples(&self, content: Fingerprint) -> bool {
-        let is_entry = || self.has_heavy() && (self.lru.has(content) || self.bimodal.has(content));
+        let is_entry = || self.has_any_of_class() && (self.lru.has(content) || self.bimodal.has(content));
         self.adapts && (self.is_of_sample(content) || is_entry())
     }
 
@@ -424,10 +435,11 @@ impl Policy {
 
     /// Notes that the guest has evicted a page with a sampled content, which the disk is known to hold.
     pub fn note_eviction(&mut self, content: Fingerprint) {
-        let (is_of_sample, weight) = (self.is_of_sample(content), self.weight());
+        let entry = Entry { weight: self.weight(), is_of_class: self.classes > 1 };
+        let is_of_sample = self.is_of_sample(content);
         for shadow in [&mut self.lru, &mut self.bimodal] {
             // The others of its class are not seen any more.
-            if is_of_sample { shadow.evicted(content, weight) } else { shadow.forget(content) }
+            if is_of_sample { shadow.evicted(content, entry) } else { shadow.forget(content) }
         }
     }
 
@@ -513,6 +525,8 @@ mod tests {
             (tally(64, 0, 10, 0), Insertion::Lru, Insertion::Lru),
             (tally(64, 0, 9, 0), Insertion::Lru, Insertion::Bimodal),
             (tally(1000, 500, 100, 120), Insertion::Lru, Insertion::Bimodal),
+            (tally(4000, 500, 0, 80), Insertion::Lru, Insertion::Bimodal),
+            (tally(4000, 500, 0, 81), Insertion::Bimodal, Insertion::Bimodal),
             (tally(2047, 0, 0, 0), Insertion::Lru, Insertion::Bimodal),
             (tally(2048, 0, 0, 0), Insertion::Bimodal, Insertion::Bimodal),
             (tally(2048, 21, 0, 0), Insertion::Lru, Insertion::Bimodal),
@@ -577,11 +591,11 @@ mod tests {
             guest.read(100_000..104_000);
             assert_eq!((guest.policy.in_force, guest.policy.is_quiet()), (Insertion::Lru, false));
             // What came as a class goes on to stand for others, until it is evicted again.
-            assert_eq!(guest.policy.has_heavy(), follows);
+            assert_eq!(guest.policy.has_any_of_class(), follows);
             (0..6).for_each(|_| _ = guest.read(100_000..107_000));
             assert_eq!(guest.policy.in_force, Insertion::Lru);
             assert!(guest.policy.status().lru.unwrap() > 0.9, "{:?}", guest.policy.status());
-            assert!(guest.policy.lru.heavy < 10 && guest.policy.lru.weight <= 1024);
+            assert!(guest.policy.lru.of_class < 10 && guest.policy.lru.weight <= 1024);
             // One that does not.
             (0..12).for_each(|_| _ = guest.read(200_000..212_288));
             assert!(guest.policy.is_quiet(), "{:?}", guest.policy.status());
@@ -610,15 +624,40 @@ mod tests {
         policy.fit(PageCount(8192));
         policy.see_class_of(CLASSES);
         (0..100).for_each(|number| policy.note_eviction(content(number)));
-        assert_eq!((policy.lru.weight, policy.lru.heavy), (64 * 16, 64));
+        assert_eq!((policy.lru.weight, policy.lru.of_class), (64 * 16, 64));
         assert_eq!(entries(&policy)[0], 36);
         policy.see_class_of(1);
         policy.note_eviction(content(99));
         assert!(!policy.lru.has(content(99)), "what is seen now is another sample");
         policy.note_eviction(content(96));
-        assert_eq!((policy.lru.weight, policy.lru.heavy), (62 * 16 + 1, 62));
+        assert_eq!((policy.lru.weight, policy.lru.of_class), (62 * 16 + 1, 62));
         policy.fit(PageCount(16384));
-        assert_eq!((policy.lru.weight, policy.lru.heavy), (0, 0), "nobody knows what they stand for now");
+        assert_eq!((policy.lru.weight, policy.lru.of_class), (0, 0), "nobody knows what they stand for now");
+    }
+
+    #[test]
+    fn entries_of_a_class_stay_while_the_size_changes_a_little() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(10_000));
+        policy.see_class_of(CLASSES);
+        (0..40).for_each(|number| policy.note_eviction(content(number)));
+        policy.fit(PageCount(10_001));
+        assert_eq!((policy.lru.weight, policy.lru.of_class), (40 * 8, 40));
+    }
+
+    /// In a cache of 512 MiB each entry of a class stands for no more than itself.
+    #[test]
+    fn an_entry_of_a_class_of_a_large_cache_is_followed_until_it_is_evicted_again() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(1 << 17));
+        policy.see_class_of(CLASSES);
+        policy.note_eviction(content(1));
+        policy.see_class_of(1);
+        assert!(policy.samples(content(1)) && !policy.samples(content(2)));
+        policy.note_read(content(1), false);
+        assert_eq!((policy.tally.reads, policy.tally.hits()), (0, 1));
+        policy.note_eviction(content(1));
+        assert!(!policy.lru.has(content(1)) && !policy.samples(content(1)));
     }
 
     #[test]
@@ -651,5 +690,44 @@ mod tests {
         assert_eq!(renewal(200, 610), Renewal::Whole(50));
         assert_eq!(renewal(0, 4), Renewal::Keep, "by chance");
         assert_eq!(renewal(0, 0), Renewal::Keep);
+    }
+
+    #[test]
+    fn a_shadow_that_hits_nothing_looks_for_another_loop() {
+        for (hits, left) in [(6, 4), (5, 0)] {
+            let mut policy = Policy::new();
+            policy.fit(PageCount(4));
+            policy.restore(true);
+            (0..4).for_each(|number| policy.note_eviction(content(number)));
+            (0..hits).for_each(|_| policy.note_read(content(0), true));
+            let others = hits..RENEWAL_READS * DECISION_READS;
+            others.for_each(|number| policy.note_read(content(1000 + number), false));
+            assert_eq!(policy.comparison.reads, 0, "a renewal was decided");
+            assert_eq!((policy.bimodal.queue.len(), policy.lru.queue.len()), (left, 4));
+        }
+    }
+
+    #[test]
+    fn each_renewal_inserts_its_number_of_pages() {
+        let mut policy = Policy::new();
+        let inserted = |policy: &mut Policy| (0..64).filter(|_| policy.inserts()).count();
+        assert_eq!(inserted(&mut policy), 64);
+        policy.restore(true);
+        for (renewal, count) in [(Renewal::Keep, 0), (Renewal::Slow, 2), (Renewal::Whole(5), 5)] {
+            policy.renewal = renewal;
+            assert_eq!(inserted(&mut policy), count, "{renewal:?}");
+        }
+        assert_eq!(policy.renewal, Renewal::Whole(0));
+    }
+
+    #[test]
+    fn another_policy_begins_without_the_renewal_of_a_former_time() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(4));
+        policy.renewal = Renewal::Whole(9);
+        (0..4).for_each(|number| policy.note_eviction(content(number)));
+        (0..DECISION_READS).for_each(|number| policy.note_read(content(1000 + number), false));
+        assert_eq!((policy.in_force, policy.renewal), (Insertion::Bimodal, Renewal::Keep));
+        assert_eq!((policy.tally.reads, policy.comparison.reads), (0, 1));
     }
 }

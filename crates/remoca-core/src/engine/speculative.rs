@@ -144,3 +144,36 @@ impl SpeculativeReads {
         self.deferred.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_hedges_are_fewer() {
+        let (mut reads, long) = (SpeculativeReads::default(), ByteRange { offset: 0, length: 1 << 20 });
+        for _ in 0..16 {
+            reads.begin_read();
+            assert!(reads.has_room_for_hedge());
+            reads.begin_hedge(long);
+            reads.begin_io(Nanos(1), ReadReason::Hedge, None);
+        }
+        reads.begin_read();
+        assert!(!reads.is_saturated() && !reads.has_room_for_hedge(), "16 MiB are in flight");
+        reads.end_io(ReadReason::Hedge, long, false);
+        assert!(reads.has_room_for_hedge());
+    }
+
+    #[test]
+    fn a_disk_is_not_saturated_by_what_it_does_at_a_time() {
+        let mut reads = SpeculativeReads::default();
+        reads.note_latency(1000, 0);
+        (0..100).for_each(|_| reads.note_latency(1000, 7));
+        (0..8).for_each(|_| _ = reads.begin_io(Nanos(1), ReadReason::Needed, None));
+        assert!(!reads.is_saturated());
+        reads.begin_io(Nanos(1), ReadReason::Needed, None);
+        assert!(reads.is_saturated());
+        (0..9).for_each(|_| reads.begin_read());
+        assert!(!reads.is_saturated(), "the guest has as many");
+    }
+}

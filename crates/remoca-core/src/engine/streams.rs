@@ -208,7 +208,12 @@ impl Streams {
             disk.progress = now;
         }
         disk.in_flight += 1;
-        disk.end.replace(range.end()).filter(|end| is_near(*end, range)).map(|end| range.offset - end)
+        let continues_after = disk.end.replace(range.end()).filter(|end| is_near(*end, range));
+        if continues_after.is_none() {
+            // What was found ahead of a stream before may be cached no more.
+            disk.ahead = 0..0;
+        }
+        continues_after.map(|end| range.offset - end)
     }
 
     /// Notes a modification that goes to the disk: no read continues it.
@@ -220,6 +225,10 @@ impl Streams {
     /// Notes a completed disk read and what it cost. After one that failed the disk is preferred to no pool until its costs are known
     /// again.
     pub(super) fn end_io(&mut self, now: Nanos, disk: DiskIndex, range: ByteRange, io: &DiskIo, is_ok: bool) {
+        if !is_ok {
+            // The read may wait for its pools alone now, and is a value of them as any other one.
+            self.comparison = None;
+        }
         let disk = self.disk(disk);
         disk.in_flight -= 1;
         let before = std::mem::replace(&mut disk.progress, now);

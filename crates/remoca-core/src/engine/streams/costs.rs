@@ -19,7 +19,8 @@ struct Mean {
 impl Mean {
     fn note(&mut self, ns: u64) {
         if self.values >= VALUES_MIN {
-            let bounded = ns.clamp(self.ns / 2, self.ns.saturating_mul(2));
+            // A mean of hardly anything, as reads have whose ends are seen one right after the other, can grow as well.
+            let bounded = ns.clamp(self.ns / 2, self.ns.saturating_mul(2).max(MEAN_OF));
             self.ns = self.ns - self.ns / MEAN_OF + bounded / MEAN_OF;
             return;
         }
@@ -116,5 +117,16 @@ mod tests {
             costs.share(Nanos(turn), 10);
         }
         assert_eq!((costs.of(2), costs.of(6), costs.of(10)), (None, Some(6_000), None));
+    }
+
+    #[test]
+    fn a_mean_that_began_with_no_time_grows() {
+        for first_ns in [0, 3] {
+            let mut costs = Costs::default();
+            (0..4).for_each(|_| costs.note(Nanos(1), 256, 256 * first_ns));
+            assert_eq!(costs.of(256), Some(256 * first_ns));
+            (0..200).for_each(|_| costs.note(Nanos(2), 256, 256 * 27_000));
+            assert!(costs.of(256).unwrap() > 256 * 26_000, "{:?}", costs.of(256));
+        }
     }
 }

@@ -416,3 +416,40 @@ fn a_disk_is_not_left_for_a_seek_that_is_saved_too_late() {
         assert!(is_looked_for || is_disk(route), "{route:?}");
     }
 }
+
+#[test]
+fn a_disk_that_was_idle_for_long_does_not_hang() {
+    let mut track = Track::of(1_276 * US);
+    track.disk_reads(500, SEEK + CONTINUED);
+    track.now = track.now.plus_ns(1000 * SEEK);
+    track.begin(500 + PAGES, ReadReason::Stream);
+    assert_eq!(track.route(500 + 2 * PAGES), StreamRoute::Disk);
+}
+
+/// A pool that is a hundredth quicker would have to answer 88 MiB in a row.
+#[test]
+fn a_pool_that_is_hardly_quicker_does_not_take_over() {
+    let mut track = Track::of(864 * US);
+    track.disk_reads(500, SEEK + CONTINUED);
+    assert_eq!(track.route(500 + PAGES), StreamRoute::Disk);
+}
+
+#[test]
+fn all_is_covered_after_16_mib_of_such_reads_and_until_other_requests_are_more_than_a_few() {
+    let mut streams = Streams::new(true);
+    let cover = |streams: &mut Streams, reads: u32| (0..reads).for_each(|_| streams.note_route(at(0), true));
+    cover(&mut streams, 127);
+    assert!(!streams.covers_all());
+    cover(&mut streams, 1);
+    assert!(streams.covers_all());
+    streams.note_route(at(0), false);
+    cover(&mut streams, 31);
+    streams.begin_modification(DISK);
+    assert!(streams.covers_all(), "one in a while");
+    streams.note_route(at(0), false);
+    assert!(!streams.covers_all());
+    cover(&mut streams, 64);
+    assert!(!streams.covers_all());
+    cover(&mut streams, 1);
+    assert!(streams.covers_all());
+}

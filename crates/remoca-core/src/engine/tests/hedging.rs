@@ -256,6 +256,62 @@ fn without_credit_the_disk_is_asked_after_twice_its_median() {
     assert_eq!((it.stats().hedges, it.stats().fetch_timeouts), (128, 72));
 }
 
+impl Scenario {
+    /// Begins where the disk is known, and the server may be asked for many pages at a time.
+    fn wide() -> Self {
+        Self::new(EngineConfig { fetch_limit: 1000, ..config() }, 20, DISK_NS)
+    }
+
+    /// Spends all credit: the server answers each of 128 hedges first.
+    fn waste_credit(&mut self) -> &mut Self {
+        (0..128).for_each(|name| _ = self.waiting(name));
+        assert_eq!(self.after(MS).timer().len(), 128);
+        (0..128).for_each(|name| _ = self.server_answers(name));
+        self.after(DISK_NS);
+        (0..128).for_each(|name| _ = self.abandoned_ends(name));
+        self
+    }
+}
+
+#[test]
+fn as_the_second_half_of_the_credit_is_spent_late_is_later() {
+    let mut it = Scenario::wide();
+    let mut first = 0;
+    let (soon, in_time) = (DISK_NS / 20, DISK_NS / 12);
+    for (count, late_ns) in [(64_u32, soon), (32, u64::midpoint(soon, in_time)), (32, in_time)] {
+        (first..first + count).for_each(|name| _ = it.waiting(name));
+        first += count;
+        assert_eq!(it.after(MS).timer().len(), count as usize);
+        assert!(near(it.late_after(), late_ns), "{} after {first} hedges", it.late_after());
+    }
+}
+
+#[test]
+fn every_32_answers_of_the_server_earn_a_hedge() {
+    let mut it = Scenario::wide();
+    it.waste_credit();
+    (0..5).for_each(|name| _ = it.waiting(name));
+    assert_eq!(it.after(2 * MS).timer().len(), 4, "of 128 answers");
+}
+
+#[test]
+fn another_session_of_the_only_pool_has_all_credit() {
+    let mut it = Scenario::wide();
+    it.waste_credit().disconnect();
+    it.connect(1, 8, 1);
+    it.waste_credit();
+}
+
+#[test]
+fn a_hedge_of_a_page_that_the_server_has_not_costs_no_credit() {
+    let mut it = Scenario::trained();
+    for _ in 0..200 {
+        it.hedged(A).server_has_no_page(A).after(DISK_NS).disk_answers(A);
+        assert!(matches!(it.engine.handle_evicted(&page(1)), Evicted::Admit(_)));
+        it.engine.handle_sent(SERVER, 1);
+    }
+}
+
 #[test]
 fn with_hedging_off_the_disk_is_asked_after_twice_its_median() {
     let mut it = Scenario::new(EngineConfig { hedge: false, ..config() }, 20, DISK_NS);
@@ -415,6 +471,16 @@ fn a_disk_that_becomes_faster_than_the_server_is_noticed_by_probes() {
     it.breaker_is(BreakerState::Open);
 }
 
+/// Also where the server was far quicker than the disk until now.
+#[test]
+fn the_read_after_a_probe_that_the_disk_wins_is_one_again() {
+    let mut it = Scenario::trained();
+    while !it.begin(A, DISK, RANGE).is_probe(A) {
+        it.after(HIT_NS).server_answers(A);
+    }
+    it.after(DISK_NS).disk_answers(A).page_is_late(A).probe(A);
+}
+
 /// A tail that the disk does not have is no better than a median.
 #[test]
 fn a_server_with_more_than_a_few_slow_answers_is_left_alone() {
@@ -434,6 +500,30 @@ fn a_server_with_more_than_a_few_slow_answers_is_left_alone() {
     it.disconnect();
     it.connect(1, 8, 1);
     it.waiting(A).after(DISK_NS + MS).server_answers(A).breaker_is(BreakerState::Open);
+}
+
+/// Where the guest has suffered, a server that is only a little quicker than the disk is not taken back.
+#[test]
+fn without_overruns_left_only_answers_close_it_that_leave_time_for_a_hedge() {
+    let mut it = Scenario::new(config(), 300, DISK_NS);
+    it.hits(600, 2 * MS);
+    while it.engine.status().hedging.breaker == BreakerState::Closed {
+        if it.begin(A, DISK, RANGE).is_probe(A) {
+            it.after(2 * MS).server_answers(A).after(DISK_NS).abandoned_ends(A);
+        } else {
+            it.after(DISK_NS + MS).server_answers(A);
+        }
+    }
+    it.after(20 * MS);
+    for _ in 0..4 {
+        it.probe(A).after(2 * MS).server_answers(A).after(DISK_NS).abandoned_ends(A);
+    }
+    // The next one comes after a pause of twice the length.
+    it.breaker_is(BreakerState::HalfOpen);
+    for _ in 0..2 {
+        it.disk_only(B).after(DISK_NS).disk_answers(B);
+    }
+    it.after(20 * MS).probe_wins(1).breaker_is(BreakerState::Closed);
 }
 
 /// A disk that does one read at a time would have the guest's next reads wait behind what is read for nothing.

@@ -43,6 +43,26 @@ fn writes_that_overlap_teach_nothing() {
 }
 
 #[test]
+fn neighbours_that_are_in_flight_together_do_not_overlap() {
+    let mut bench = Bench::connected();
+    bench.request(0, DISK, write(blocks(3, 1)));
+    bench.read(1, blocks(2, 1));
+    bench.read(2, blocks(4, 1));
+    for (id, value) in [(1, 2), (2, 4), (0, 3)] {
+        assert_eq!(bench.disk_done(id, Ok(()), &page(value)), [complete(id)]);
+    }
+    assert!((2..5).all(|bno| bench.known(bno)));
+    // In the other order.
+    bench.read(1, blocks(12, 1));
+    bench.read(2, blocks(14, 1));
+    bench.request(0, DISK, write(blocks(13, 1)));
+    for (id, value) in [(1, 12), (2, 14), (0, 13)] {
+        assert_eq!(bench.disk_done(id, Ok(()), &page(value)), [complete(id)]);
+    }
+    assert!((12..15).all(|bno| bench.known(bno)));
+}
+
+#[test]
 fn the_same_block_of_another_disk_is_another_block() {
     let mut bench = Bench::connected();
     bench.request(0, DISK, write(blocks(3, 1)));

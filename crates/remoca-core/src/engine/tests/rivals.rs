@@ -253,3 +253,68 @@ fn the_overruns_of_all_pools_are_those_of_one_guest() {
     it.hit(&[FAST], 2 * DISK_NS);
     assert_eq!((it.breaker(SLOW), it.breaker(FAST)), (BreakerState::Closed, BreakerState::Open));
 }
+
+#[test]
+fn a_pool_that_is_left_alone_is_the_slowest() {
+    let mut it = Track::trained();
+    assert_eq!(it.race.slowest(set(&[FAST, SLOW])), SLOW);
+    it.open(&[FAST]);
+    assert_eq!(it.race.slowest(set(&[FAST, SLOW])), FAST);
+}
+
+#[test]
+fn a_probe_counts_eightfold_for_the_disk_while_its_pool_is_used() {
+    for is_open in [false, true] {
+        let mut it = Track::trained();
+        if is_open {
+            it.open(&[SLOW]);
+        }
+        for _ in 0..12 {
+            let id = it.begin();
+            it.requests.begin_wait(id, 1, set(&[SLOW]), SLOW);
+            it.ask_disk(id, ReadReason::Probe);
+            it.disk_answers(id, MS);
+        }
+        let disk = it.race.status(SLOW).disk.unwrap();
+        assert_eq!(disk.p50_ns > 2 * MS, is_open, "{disk:?}");
+    }
+}
+
+#[test]
+fn what_the_disk_takes_beside_abandoned_reads_says_nothing_of_it() {
+    let mut it = Track::trained();
+    let before = it.race.status(FAST).disk;
+    let slow_reads = |it: &mut Track| {
+        for _ in 0..128 {
+            let id = it.begin();
+            it.ask_disk(id, ReadReason::Needed);
+            it.disk_answers(id, 5 * DISK_NS);
+        }
+    };
+    it.race.begin_io(it.now, DISK, ReadReason::Timeout, None);
+    it.race.begin_abandoned(DISK, blocks(0, 1));
+    slow_reads(&mut it);
+    assert_eq!(it.race.status(FAST).disk, before);
+    it.race.end_io(DISK, ReadReason::Timeout, blocks(0, 1), true);
+    slow_reads(&mut it);
+    assert!(it.race.status(FAST).disk.unwrap().p50_ns > 4 * DISK_NS);
+}
+
+#[test]
+fn a_disk_that_is_slow_although_it_was_asked_in_time_is_no_overrun_of_the_server() {
+    for (waited_ns, state) in [(SOON_NS, BreakerState::Closed), (2 * MS, BreakerState::Open)] {
+        let mut it = Track::trained();
+        for _ in 0..512 {
+            let id = it.begin();
+            it.ask_disk(id, ReadReason::Needed);
+            it.disk_answers(id, DISK_NS);
+        }
+        for _ in 0..4 {
+            let id = it.ask(&[FAST]);
+            it.now = it.now.plus_ns(waited_ns);
+            assert_eq!(it.hedges(), [(id, FAST)]);
+            it.disk_answers(id, 3 * DISK_NS);
+        }
+        assert_eq!(it.breaker(FAST), state);
+    }
+}

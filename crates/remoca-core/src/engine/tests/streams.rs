@@ -378,6 +378,37 @@ fn a_disk_is_left_for_a_quicker_pool_if_all_that_saves_a_seek_is_cached() {
 }
 
 #[test]
+fn what_was_found_ahead_of_an_earlier_stream_is_looked_up_again() {
+    let mut bench = cached_ahead(30);
+    bench.timed_hit(MS / 2);
+    bench.engine.index.forget(BlockId { disk: DISK, bno: BlockNumber(10) });
+    bench.timed_read(2, 8 * MS);
+    assert_eq!(bench.read(0, blocks(3, 1)), [disk_action(0, GuestOp::Read(blocks(3, 1)))]);
+}
+
+/// The read waits for the server then, as others do.
+#[test]
+fn a_comparison_whose_disk_read_fails_is_one_value_of_its_pool() {
+    let mut bench = trained();
+    loop {
+        bench.engine.handle_evicted(&page(3));
+        bench.timed_read(2, 8 * MS);
+        let actions = bench.read(0, blocks(3, 1));
+        bench.wait(MS);
+        if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
+            assert_eq!(bench.disk_done(0, Err(EIO), &[]), []);
+            bench.wait(3 * MS);
+            assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
+            assert_eq!(bench.actions(), [complete(0)]);
+            break;
+        }
+        assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
+    }
+    // An eighth of the way from 2 ms to 4 ms.
+    assert_eq!(bench.engine.streams.pool_cost(PoolIndex(0), 1), Some(2 * MS + MS / 4));
+}
+
+#[test]
 fn a_disk_that_works_at_more_than_the_guest_reads_reads_nothing_on() {
     let mut bench = trained();
     bench.timed_read(2, 8 * MS);
