@@ -85,7 +85,10 @@ impl Pools {
     ) where
         M: DerefMut<Target = [u32]>,
     {
-        let left = u64::from(wanted.0).saturating_sub(self.granted_to_members());
+        // One that becomes smaller will have its share alone.
+        let members = self.begun().iter().filter(|pool| pool.is_member());
+        let has: u64 = members.map(|pool| u64::from(pool.size.granted().min(pool.size.share()).0)).sum();
+        let left = u64::from(wanted.0).saturating_sub(has);
         // Beyond what they keep.
         let mut spare = left.saturating_sub(self.kept_by_drained());
         for pool in self.pools.iter_mut().filter(|pool| pool.is_up() && pool.drain.is_some()) {
@@ -106,15 +109,16 @@ impl Pools {
         self.begun().iter().filter(|pool| pool.is_member()).map(|pool| u64::from(pool.size.granted().0)).sum()
     }
 
-    /// Returns whether the pools that have a share were granted all that is wanted.
+    /// Returns whether the pools that have a share were granted all that is wanted, or nothing is.
     fn members_have_all(&self) -> bool {
-        self.has_members() && self.granted_to_members() >= u64::from(self.wanted().0)
+        let (is_any, wanted) = (self.has_members(), u64::from(self.wanted().0));
+        (is_any || wanted == 0) && self.granted_to_members() >= wanted
     }
 
     /// Returns the pools to leave, because the others have their share or the drain took too long. A slow pool for which the
-    /// others have no room after all gets its share back instead.
+    /// others have no room after all, or that is left alone, gets its share back instead.
     pub(super) fn end_drains(&mut self, now: Nanos) -> Vec<PoolIndex> {
-        let have_all = self.members_have_all();
+        let (have_all, is_alone) = (self.members_have_all(), !self.has_members());
         let overdue = |drain: Drain| now >= drain.since.plus_ns(DRAIN_MAX_NS);
         let (mut drained, mut kept) = (Vec::new(), Vec::new());
         for pool in self.up() {
@@ -124,7 +128,9 @@ impl Pools {
                 {
                     drained.push(pool.number());
                 }
-                Some(drain) if overdue(drain) => kept.push(pool.number()),
+                Some(drain) if overdue(drain) || is_alone && drain.reason == DrainReason::Slow => {
+                    kept.push(pool.number());
+                }
                 Some(_) | None => {}
             }
         }

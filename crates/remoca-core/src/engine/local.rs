@@ -85,6 +85,10 @@ impl LocalTier {
     /// Takes the answer of the server (`None`: there is no connection). Returns the choice of this server, or `None` if it
     /// gets no pool: then a connection is to be released.
     pub(super) fn answer(&mut self, now: Nanos, offer: Option<PoolOffer>) -> Option<Choice> {
+        // It was asked twice, once as a server of the list.
+        if self.state == State::InUse {
+            return None;
+        }
         let server = self.server.filter(|_| self.wanted.0 > 0 && self.state == State::Asked);
         let choice = server.zip(offer).map(|(server, offer)| Choice { server, offer, gives: offer.possible() });
         match choice {

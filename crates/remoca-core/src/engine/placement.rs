@@ -175,9 +175,13 @@ impl Placement {
     }
 
     /// Stores the offer of a server, or delays the next `Ask` to it if `offer` is `None`: there is no connection.
-    /// Returns whether the server is still in the list.
+    /// Returns whether the server is still in the list, and has no session. It has one if it was asked twice, because it was taken
+    /// out of the list meanwhile.
     pub(super) fn answer(&mut self, now: Nanos, number: ServerNumber, offer: Option<PoolOffer>) -> bool {
         let Some(at) = self.servers.iter().position(|server| server.number == number) else { return false };
+        if matches!(self.servers[at].state, State::InUse) {
+            return false;
+        }
         match offer {
             Some(offer) => self.servers[at].state = State::Answered(offer, now),
             None => self.servers[at].fail(now, &mut self.random),
@@ -373,15 +377,20 @@ impl Placement {
         Seat::new(now, choice)
     }
 
-    /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending.
+    /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending. Without a
+    /// session, that is as long as there may be another pool; a server that has come too early for one is asked again later.
     pub(super) fn release(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
-        if need.seats == 0 || self.looking {
+        let is_early = need.seats == 0 && !need.can_add;
+        if need.seats == 0 && !is_early || self.looking {
             return;
         }
         for server in &mut self.servers {
             if matches!(server.state, State::Answered(..)) {
-                server.state = State::Idle(now);
                 actions.push_back(Action::Release(server.number));
+                server.state = State::Idle(now);
+                if is_early {
+                    server.fail(now, &mut self.random);
+                }
             }
         }
     }

@@ -189,6 +189,7 @@ impl Size {
         let Asked { npages: asked, most, .. } = self.take_asked(index)?;
         let npages = npages.min(most);
         let (missing, grown) = (asked.0.saturating_sub(self.granted.0), npages.0.saturating_sub(self.granted.0));
+        self.reduced = false;
         let is_step = npages < asked && grown >= STEP_PAGES.min(missing.div_ceil(STEPS)).max(1);
         self.granted = npages;
         // If the server granted another size than the requested one, retry only after a pause. Otherwise such a server
@@ -321,7 +322,8 @@ impl Size {
             index.lose_from(self.pool, granted);
         }
         let aim = match self.asked {
-            _ if !self.is_up => capacity,
+            // What was being cut off does not come back.
+            _ if !self.is_up => index.kept_capacity(self.pool),
             None if self.moves < self.moves_max => granted.min(self.share),
             asked => granted.min(asked.map_or(granted, |asked| asked.npages)).min(self.share.max(capacity)),
         };

@@ -322,7 +322,7 @@ impl Pools {
     /// Returns the number of slots of the lost pools that are expected back.
     pub(super) fn expected_slots<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> u64 {
         let expected = self.begun().iter().filter(|pool| pool.expected_since.is_some());
-        expected.map(|pool| u64::from(index.capacity(pool.number()).0)).sum()
+        expected.map(|pool| u64::from(index.kept_capacity(pool.number()).0)).sum()
     }
 
     /// Returns the state of the pools that placement needs.

@@ -79,7 +79,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     }
 
     /// Stores the `offer` of a server that was asked (`None`: there is no connection), and starts a session if a server
-    /// can be chosen. Releases a server that is no longer in the list.
+    /// can be chosen. Releases a server that is no longer in the list, or has a session.
     pub fn handle_answer(&mut self, now: Nanos, server: ServerNumber, offer: Option<PoolOffer>) {
         if self.pools.local.is_at(server) {
             let has_room = self.index.pool_of(server.0).or(self.index.free_pool()).is_some();

@@ -24,6 +24,11 @@ impl<M: Words> CacheIndex<M> {
         PageCount(self.slots.pool_capacity(pool))
     }
 
+    /// Returns how many of these slots of a pool have not [lost](Self::lose_from) their page.
+    pub fn kept_capacity(&self, pool: PoolIndex) -> PageCount {
+        PageCount(self.slots.pool_kept(pool))
+    }
+
     /// Returns the number of slots of all pools that are free, used or draining.
     pub fn total_capacity(&self) -> PageCount {
         PageCount(self.slots.capacity())

@@ -97,6 +97,39 @@ fn a_cache_that_shrinks_takes_from_a_drained_pool_what_it_takes_from_others() {
     assert_eq!(granted, [10, 10]);
 }
 
+/// While the other pool has not given back its part, that is not to be had from the drained one.
+#[test]
+fn a_cache_that_shrinks_a_little_takes_no_more_from_a_drained_pool_than_from_others() {
+    for (pages, part) in [(40, 20), (26, 13)] {
+        let (mut cluster, _) = draining();
+        cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+        cluster.bench.engine.resize(cluster.bench.now, PageCount(pages), PageCount(0));
+        cluster.settle();
+        assert_eq!(cluster.granted(), [part; 2]);
+        assert_eq!(cluster.bench.engine.index().slot_counts().used, pages);
+    }
+}
+
+/// None of the new list answers.
+#[test]
+fn drained_pools_alone_become_smaller_with_the_cache_and_are_left_when_it_is_off() {
+    let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
+    assert!((0..u64::from(2 * PART)).all(|bno| cluster.cache(bno)));
+    cluster.bench.wait(SECOND);
+    cluster.bench.engine.set_servers(cluster.bench.now, &[C], Leaving::Drained);
+    assert_eq!(cluster.bench.all_actions(), [Action::Ask(C)]);
+    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+    assert_eq!(cluster.settle(), []);
+    assert_eq!(cluster.granted(), [PART; 2]);
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(20), PageCount(0));
+    assert_eq!(cluster.settle(), []);
+    assert_eq!(cluster.granted(), [10; 2]);
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(0), PageCount(0));
+    let left = cluster.settle();
+    assert!(left.len() == 2 && [A, B].iter().all(|server| left.contains(&Action::Leave(*server))), "{left:?}");
+    assert_eq!(cluster.bench.engine.status().granted, PageCount(0));
+}
+
 /// A page that is hit leaves the pool: the guest has it, and when it is evicted, another pool takes it.
 #[test]
 fn what_is_read_from_a_drained_pool_goes_to_another_one() {
@@ -135,6 +168,69 @@ fn a_drain_that_nobody_can_help_ends_after_some_time() {
     }
     assert_eq!(cluster.bench.now.since_ns(start) / SECOND, 600);
     assert!(!cluster.hits(of_a[0]));
+}
+
+/// Lets nobody answer and nobody give more until something holds, and gives the same list again. Returns the seconds.
+fn seconds_until(cluster: &mut Cluster, holds: impl Fn(&Cluster, &[Action]) -> bool) -> u64 {
+    let start = cluster.bench.now;
+    let mut is_given_again = false;
+    loop {
+        let actions = cluster.bench.until_next();
+        let seconds = cluster.bench.now.since_ns(start) / SECOND;
+        if holds(cluster, &actions) {
+            return seconds;
+        }
+        for action in actions {
+            match action {
+                Action::Ask(server) => cluster.bench.engine.handle_answer(cluster.bench.now, server, None),
+                Action::SetSize { server, .. } => {
+                    cluster.bench.engine.handle_size_refused(cluster.bench.now, server, PageCount(0));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        if seconds >= 300 && !std::mem::replace(&mut is_given_again, true) {
+            cluster.bench.engine.set_servers(cluster.bench.now, &[B, C], Leaving::Drained);
+        }
+    }
+}
+
+#[test]
+fn a_list_that_is_given_again_begins_no_drain_anew() {
+    let (mut cluster, _) = draining();
+    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+    assert_eq!(seconds_until(&mut cluster, |_, actions| actions.contains(&Action::Leave(A))), 600);
+}
+
+/// Nobody has taken over anything, so its pages are worth waiting for, but not longer than a drain takes.
+#[test]
+fn a_drained_pool_that_is_lost_with_all_others_is_expected_for_ten_minutes() {
+    let (mut cluster, _) = draining();
+    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+    for server in [A, B] {
+        for action in cluster.lose(server) {
+            assert!(matches!(action, Action::Ask(_)), "{action:?}");
+            if let Action::Ask(server) = action {
+                cluster.bench.engine.handle_answer(cluster.bench.now, server, None);
+            }
+        }
+    }
+    let seconds = seconds_until(&mut cluster, |cluster, _| !cluster.bench.engine.has_server(A));
+    assert!((600..=606).contains(&seconds), "{seconds}");
+    assert!(cluster.bench.engine.has_server(B));
+}
+
+#[test]
+fn a_drained_pool_does_not_grow_with_the_cache() {
+    let (mut cluster, _) = draining();
+    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+    for pages in [20, 2 * PART] {
+        cluster.bench.engine.resize(cluster.bench.now, PageCount(pages), PageCount(0));
+        cluster.settle();
+    }
+    let mut granted = cluster.granted();
+    granted.sort_unstable();
+    assert_eq!(granted, [10, PART], "B has no more to give, and A gets none");
 }
 
 #[test]
@@ -287,6 +383,29 @@ fn a_size_that_was_granted_before_the_server_took_it_back_is_worth_no_more() {
     assert_eq!(cluster.bench.work(), []);
     cluster.bench.wait(10 * SECOND);
     assert_eq!(cluster.bench.work(), [size(A, 2 * PART)]);
+}
+
+/// Otherwise it would count as if it had what the other one was given for that, and become as large again.
+#[test]
+fn a_pool_that_is_lost_while_it_is_cut_counts_as_what_it_keeps() {
+    let bench = of_size(EngineConfig { slots_per_turn: 16, ..config_of(4 * PART) }, &[A, B]);
+    let mut cluster = Cluster { bench, pages: BTreeMap::new(), sends: BTreeMap::new() };
+    for server in [A, B] {
+        cluster.bench.engine.handle_answer(cluster.bench.now, server, room(1, 2 * PART));
+    }
+    cluster.settle();
+    let [of_a, of_b] = [A, B].map(|server| cluster.bench.engine.pools.at(server).unwrap());
+    cluster.bench.engine.pools.pool_mut(of_b).size.lift_limit(PageCount(4 * PART));
+    assert!((0..u64::from(4 * PART)).all(|bno| cluster.cache(bno)));
+    cluster.bench.engine.handle_taken_back(cluster.bench.now, A, PageCount(5));
+    let actions = cluster.bench.all_actions();
+    assert_eq!(actions, [size(B, 4 * PART - 5)]);
+    cluster.execute(actions, true);
+    assert!(cluster.bench.engine.index().capacity(of_a) > PageCount(5), "it takes more than this turn");
+    assert_eq!(cluster.lose(A), []);
+    assert_eq!(cluster.settle(), []);
+    assert_eq!(cluster.granted(), [4 * PART - 5]);
+    assert_eq!(cluster.bench.engine.index().capacity(of_a), PageCount(5));
 }
 
 #[test]

@@ -643,3 +643,48 @@ fn pages_that_never_left_do_not_hide_that_a_server_hangs() {
     bench.wait(deadline.since_ns(bench.now));
     assert_eq!(bench.timer(), [Action::GiveUp(SERVER)]);
 }
+
+#[test]
+fn replies_that_nobody_asked_for_do_not_hide_that_a_server_hangs() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    bench.read(0, blocks(3, 1));
+    bench.wait(MS * 500);
+    assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
+    let deadline = bench.engine.next_deadline().expect("silence ends");
+    bench.wait(MS * 5000);
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(8));
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(1));
+    assert_eq!(bench.page_comes(FetchId(7), 1), PageOutcome::Unexpected);
+    bench.engine.handle_missing(bench.now, SERVER, FetchId(7));
+    assert_eq!((bench.actions(), bench.engine.next_deadline()), (vec![], Some(deadline)));
+    assert_eq!((bench.engine.stats().fetch_unexpected, bench.engine.status().granted), (2, PageCount(8)));
+}
+
+#[test]
+fn a_server_that_gives_more_than_it_was_asked_for_is_asked_again_later() {
+    let mut bench = Bench::new(config());
+    bench.greet(1, 0, 0);
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    bench.engine.handle_sized(bench.now, SERVER, PageCount(9));
+    assert_eq!(bench.actions(), [], "at once, it would be asked without end");
+    assert_eq!(bench.capacity(), 8);
+    let retry = bench.engine.next_deadline().expect("the rest is given back later");
+    bench.wait(retry.since_ns(bench.now));
+    assert_eq!(bench.timer(), [set_size(PageCount(8))]);
+}
+
+#[test]
+fn what_a_refusal_left_possible_is_asked_for_at_once_again_after_a_grant() {
+    let mut bench = Bench::new(config());
+    bench.greet(1, 0, 0);
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(5));
+    assert_eq!(bench.grant(), []);
+    bench.engine.resize(bench.now, PageCount(2), PageCount(0));
+    assert_eq!(bench.grant(), []);
+    bench.engine.resize(bench.now, PageCount(5), PageCount(0));
+    assert_eq!(bench.actions(), [set_size(PageCount(5))]);
+    bench.engine.handle_size_refused(bench.now, SERVER, PageCount(1));
+    assert_eq!(bench.actions(), [set_size(PageCount(3))]);
+}

@@ -268,6 +268,22 @@ fn the_same_generation_at_another_server_is_another_pool() {
     assert!(!bench.cached(3) && bench.known(3));
 }
 
+/// It would be taken at once, and the others, which have memory, would be released.
+#[test]
+fn a_pool_without_any_page_is_no_reason_to_choose_its_server() {
+    let mut bench = servers(&[A, B]);
+    bench.answer(A, room(5, 8));
+    assert_eq!(bench.answer(B, None), begins(A, &[], 8));
+    bench.gives(A, 8);
+    bench.cache(3, 1);
+    bench.wait(60 * SECOND);
+    bench.engine.handle_disconnected(bench.now, A);
+    assert_eq!(bench.all_actions(), [Action::Ask(A), Action::Ask(B)]);
+    assert_eq!(bench.answer(A, room(5, 0)), []);
+    assert_eq!(bench.answer(B, room(1, 8)), begins(B, &[A], 8));
+    assert!(!bench.cached(3));
+}
+
 #[test]
 fn with_the_only_server_lost_the_next_one_has_the_pool_at_once() {
     let mut bench = servers(&[A, B]);
@@ -554,4 +570,62 @@ fn a_slow_server_gets_a_pool_only_if_memory_needs_it() {
         bench.answer(A, room(9, 6));
         assert_eq!(bench.sessions(), expected, "{needed} pages");
     }
+}
+
+/// Otherwise it would be a minute until others are asked again.
+#[test]
+fn others_are_asked_at_once_when_memory_is_taken_back_or_another_size_is_wanted() {
+    let taken_back = |bench: &mut Bench| bench.engine.handle_taken_back(bench.now, A, PageCount(2));
+    let resized = |bench: &mut Bench| bench.engine.resize(bench.now, PageCount(7), PageCount(0));
+    let events: [&dyn Fn(&mut Bench); 3] = [&|_| {}, &taken_back, &resized];
+    for (event, expected) in events.into_iter().zip([vec![], vec![Action::Ask(B)], vec![Action::Ask(B)]]) {
+        let mut bench = short_on_a();
+        bench.answer(B, None);
+        event(&mut bench);
+        bench.wait(SECOND);
+        assert_eq!(bench.work(), expected);
+    }
+}
+
+/// Memory for a large pool takes long. What counts as a step is a part of what is missing, and at most 16 MiB.
+#[test]
+fn a_server_that_gives_a_part_is_asked_for_the_rest_at_once_if_it_is_enough() {
+    for (wanted, least) in [(640, 10), (641, 11), (LARGE, 4096)] {
+        for (gives, expected) in [(least - 1, vec![]), (least, vec![size(A, wanted)])] {
+            let mut bench = of_size(EngineConfig { cache: PageCount(wanted), ..config() }, &[A]);
+            assert_eq!(bench.answer(A, room(1, wanted)), begins(A, &[], wanted));
+            assert_eq!(bench.gives(A, gives), expected, "{gives} of {wanted}");
+        }
+    }
+}
+
+/// The pools that are drained are as many as there may be.
+#[test]
+fn a_server_that_answers_before_there_may_be_another_pool_is_asked_again_later() {
+    let mut bench = of_size(EngineConfig { pools: 1, ..config() }, &[A]);
+    bench.answer(A, room(1, 8));
+    bench.gives(A, 8);
+    bench.wait(SECOND);
+    bench.engine.set_servers(bench.now, &[B], Leaving::Drained);
+    assert_eq!(bench.all_actions(), [Action::Ask(B)]);
+    assert_eq!(bench.answer(B, room(1, 8)), [Action::Release(B)]);
+    let deadline = bench.engine.next_deadline().expect("it is asked again");
+    assert!(deadline > bench.now, "a timer that is always due");
+    let (start, mut asked) = (bench.now, 0);
+    while bench.sessions() != [B] {
+        if bench.until_next().contains(&Action::Ask(B)) {
+            asked += 1;
+            bench.answer(B, room(1, 8));
+        }
+    }
+    assert!((600..=607).contains(&(bench.now.since_ns(start) / SECOND)) && asked < 150, "{:?}, {asked}", bench.now);
+}
+
+/// It was taken out of the list while it was asked, and is in it again.
+#[test]
+fn a_second_answer_of_a_server_that_has_a_pool_is_released() {
+    let mut bench = short_on_a();
+    assert_eq!(bench.answer(A, room(1, 8)), [Action::Release(A)]);
+    assert_eq!(bench.answer(B, None), []);
+    assert_eq!(bench.sessions(), [A]);
 }

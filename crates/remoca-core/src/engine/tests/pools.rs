@@ -1,6 +1,6 @@
 //! Several pools at once: what is lost with one of them, and how they share the cache.
 
-use super::placement::{A, B, C, D, E, SECOND, of_size, room};
+use super::placement::{A, B, C, D, E, SECOND, of_size, room, size};
 use super::*;
 use std::collections::BTreeMap;
 
@@ -256,6 +256,22 @@ fn a_lost_pool_that_returns_in_time_is_warm_though_the_others_have_room() {
 }
 
 #[test]
+fn a_large_pool_that_returns_is_as_large_as_before_though_a_small_one_could_grow() {
+    let mut cluster = Cluster::new(50, &[(A, 40), (B, 10)]);
+    let small = cluster.bench.engine.pools.at(B).expect("neither has memory for all");
+    cluster.bench.engine.pools.pool_mut(small).size.lift_limit(PageCount(50));
+    assert!((0..50).all(|bno| cluster.cache(bno)));
+    cluster.bench.wait(60 * SECOND);
+    assert!(cluster.lose(A).contains(&Action::Ask(A)));
+    let warm = cluster.warm(A, 40);
+    assert_eq!(cluster.bench.answer(A, warm), [Action::Use(A)]);
+    assert_eq!(cluster.settle(), []);
+    let mut granted = cluster.granted();
+    granted.sort_unstable();
+    assert_eq!((granted, cluster.count_hits(0..50)), (vec![10, 40], 50));
+}
+
+#[test]
 fn the_share_of_a_lost_pool_goes_to_the_others() {
     let (mut cluster, of) = Cluster::four(10 * PART);
     cluster.bench.wait(60 * SECOND);
@@ -404,6 +420,20 @@ fn a_resize_changes_all_pools_and_loses_no_page_that_fits() {
     assert!((61..99).all(|bno| cluster.hits(bno)));
 }
 
+/// Otherwise the one that has pages would discard some of them.
+#[test]
+fn a_cache_that_shrinks_takes_what_is_not_granted_yet_first() {
+    let mut bench = of_size(config_of(2 * PART), &[A, B]);
+    for server in [A, B] {
+        bench.engine.handle_answer(bench.now, server, room(1, PART));
+    }
+    bench.all_actions();
+    assert_eq!(bench.gives(A, PART), []);
+    bench.engine.resize(bench.now, PageCount(PART + 5), PageCount(0));
+    assert_eq!(bench.all_actions(), [], "A keeps all that it has, and B has not answered");
+    assert_eq!(bench.gives(B, PART), [size(B, 5)]);
+}
+
 #[test]
 fn one_setsize_is_outstanding_at_a_time_for_each_pool() {
     let (mut cluster, _) = Cluster::four(10 * PART);
@@ -491,6 +521,42 @@ fn a_pool_that_is_slow_for_a_minute_is_found_if_the_others_have_room() {
 }
 
 #[test]
+fn a_list_that_is_given_again_ends_no_drain_of_a_slow_pool() {
+    let (mut cluster, _) = Cluster::four(PART);
+    let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
+    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
+    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
+    let lists: [(&[ServerNumber], _); 3] = [
+        (&[A, B, C, D], [true, false, false, false]),
+        (&[B, C, D], [true, false, false, false]),
+        // It was drained for the sake of the list last.
+        (&[A, B, C, D], [false; 4]),
+    ];
+    for (list, expected) in lists {
+        cluster.bench.engine.set_servers(cluster.bench.now, list, Leaving::Drained);
+        assert_eq!(cluster.settle(), []);
+        let mut pools = cluster.bench.engine.status().pools;
+        pools.sort_by_key(|pool| pool.server);
+        assert_eq!(pools.iter().map(|pool| pool.is_draining).collect::<Vec<_>>(), expected, "{list:?}");
+    }
+}
+
+#[test]
+fn one_slow_pool_is_found_in_a_minute() {
+    let (mut cluster, _) = Cluster::four(10 * PART);
+    let slow = [A, B].map(|server| cluster.bench.engine.pools.at(server));
+    let start = cluster.bench.now;
+    let mut found = Vec::new();
+    for second in 0..300 {
+        let latency = |pool: PoolIndex| Some(if slow.contains(&Some(pool)) { 900_000 } else { 200_000 });
+        if cluster.bench.engine.pools.find_slow(start.plus_ns(second * SECOND), latency).is_some() {
+            found.push(second);
+        }
+    }
+    assert!(found.len() > 2 && found.windows(2).all(|pair| pair[1] - pair[0] == 60), "{found:?}");
+}
+
+#[test]
 fn a_slow_pool_is_drained_and_the_others_get_its_share() {
     let (mut cluster, of) = Cluster::four(10 * PART);
     let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
@@ -505,4 +571,19 @@ fn a_slow_pool_is_drained_and_the_others_get_its_share() {
     for bno in [B, C, D].iter().flat_map(|server| &of[server]) {
         assert!(cluster.hits(*bno), "block {bno}");
     }
+}
+
+/// A slow server is better than none.
+#[test]
+fn a_slow_pool_that_is_left_alone_takes_pages_again() {
+    let (mut cluster, _) = Cluster::four(PART);
+    let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
+    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
+    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
+    let is_taking = |cluster: &Cluster| cluster.bench.engine.pools.taking().contains(slow);
+    for server in [B, C, D] {
+        assert!(!is_taking(&cluster));
+        cluster.lose(server);
+    }
+    assert!(is_taking(&cluster));
 }

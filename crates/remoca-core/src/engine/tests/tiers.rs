@@ -290,6 +290,20 @@ fn a_lost_pool_whose_server_gets_the_local_tier_keeps_no_share_and_no_timer() {
     assert_eq!(cluster.bench.engine.pools.expected_slots(&cluster.bench.engine.index), 0);
 }
 
+#[test]
+fn a_pool_of_the_list_is_given_back_before_its_server_has_the_local_tier() {
+    let mut cluster = Cluster::new(8, &[(A, 4), (B, 4)]);
+    let now = cluster.bench.now;
+    cluster.bench.engine.resize(now, PageCount(8), PageCount(4));
+    cluster.bench.engine.set_local_server(now, Some(A));
+    assert_eq!(cluster.bench.all_actions(), [Action::Leave(A), Action::Ask(A)]);
+    cluster.bench.engine.set_servers(now, &[B], Leaving::Drained);
+    assert_eq!(cluster.settle(), []);
+    assert_eq!(cluster.bench.answer(A, room(2, 4)), [Action::Use(A), size(A, 4)]);
+    assert_eq!(cluster.bench.gives(A, 4), []);
+    assert_eq!(sizes(&cluster), [8, 4, 4, 4]);
+}
+
 /// A process that finds a pool of the local tier, and is to have none, gives its slots up.
 #[test]
 fn a_pool_that_is_found_at_a_server_of_no_local_tier_is_dropped() {
@@ -343,4 +357,33 @@ fn a_local_tier_for_which_no_pool_number_is_free_is_asked_again_later() {
     bench.wait(SECOND);
     assert!(bench.work().contains(&Action::Ask(LOCAL)));
     assert!(bench.answer(LOCAL, room(1, 2)).contains(&Action::Use(LOCAL)));
+}
+
+#[test]
+fn the_server_of_the_local_tier_is_asked_less_often_the_longer_it_is_away() {
+    let mut cluster = cluster(3, 4);
+    cluster.lose(LOCAL);
+    let start = cluster.bench.now;
+    let asked = [100, 300, 700, 1500, 3100, 6300, 11_300, 16_300, 21_300];
+    for ms in asked {
+        assert_eq!(cluster.bench.until_next(), [Action::Ask(LOCAL)]);
+        assert_eq!(cluster.bench.now, start.plus_ns(ms * MS));
+        assert_eq!(cluster.bench.answer(LOCAL, None), []);
+    }
+    assert_eq!(cluster.bench.until_next(), [Action::Ask(LOCAL)]);
+    let warm = cluster.warm(LOCAL, 3);
+    assert_eq!(cluster.bench.answer(LOCAL, warm), [Action::Use(LOCAL)]);
+    // It was there, so it may be back soon.
+    cluster.lose(LOCAL);
+    let start = cluster.bench.now;
+    assert_eq!((cluster.bench.until_next(), cluster.bench.now), (vec![Action::Ask(LOCAL)], start.plus_ns(100 * MS)));
+}
+
+/// It was one of the list while it was asked for the first time.
+#[test]
+fn a_second_answer_of_the_server_of_the_local_tier_is_released() {
+    let mut cluster = cluster(3, 4);
+    assert_eq!(cluster.bench.answer(LOCAL, room(1, 3)), [Action::Release(LOCAL)]);
+    cluster.bench.wait(SECOND);
+    assert_eq!((cluster.bench.work(), cluster.bench.sessions().len()), (vec![], 2));
 }

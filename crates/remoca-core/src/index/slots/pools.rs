@@ -40,6 +40,12 @@ impl Slots {
         self.pool(pool).capacity
     }
 
+    /// Returns the number of slots of a pool that have not lost their page.
+    pub(in crate::index) fn pool_kept(&self, pool: PoolIndex) -> u32 {
+        let it = self.pool(pool);
+        it.sizing.kept_of(it.capacity)
+    }
+
     /// Returns whether any pool has slots, or chunks for some.
     pub(in crate::index) fn have_chunks(&self) -> bool {
         PoolIndex::all().any(|pool| self.has_chunks(pool))
