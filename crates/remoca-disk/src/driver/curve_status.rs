@@ -110,3 +110,34 @@ fn points(sizes: &[PageCount], report: &CurveReport, has_doublings: bool) -> Vec
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(grid: CurveGrid) -> Option<Vec<u32>> {
+        sizes_of(grid).ok().map(|sizes| sizes.into_iter().map(|size| size.0).collect())
+    }
+
+    #[test]
+    fn a_grid_has_the_sizes_that_it_says_and_not_too_many() {
+        let grid = CurveGrid { first_bytes: 8192, step_bytes: 4096, count: 3 };
+        assert_eq!(pages(grid), Some(vec![2, 3, 4]));
+        assert!(pages(CurveGrid { count: CURVE_POINTS_MAX, ..grid }).is_some());
+        for wrong in [
+            CurveGrid { count: CURVE_POINTS_MAX + 1, ..grid },
+            CurveGrid { step_bytes: 0, ..grid },
+            CurveGrid { step_bytes: 4097, ..grid },
+            CurveGrid { first_bytes: 4095, ..grid },
+        ] {
+            assert_eq!(pages(wrong), None, "{wrong:?}");
+        }
+        let huge = CurveGrid { first_bytes: 0, step_bytes: 1 << 63, count: 3 };
+        assert_eq!(pages(huge), Some(vec![0, u32::MAX, u32::MAX]));
+    }
+
+    #[test]
+    fn without_a_grid_there_are_four_sizes_for_each_doubling() {
+        assert_eq!([0, 1, STEPS, STEPS * DOUBLINGS].map(|at| size(at).0), [256, 304, 512, 1 << 30]);
+    }
+}

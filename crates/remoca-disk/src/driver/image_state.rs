@@ -229,4 +229,43 @@ mod tests {
         assert_eq!(image.end_look(Some(START + MS)), None);
         assert!(image.is_settling());
     }
+
+    /// A timer that came too early would come again and again.
+    #[test]
+    fn a_wait_is_long_enough() {
+        let mut image = ImageState::default();
+        image.begin_write();
+        image.note_writes(START);
+        assert_eq!(image.wait_ns(), None, "first the write has to end");
+        image.end_write();
+        let now_ns = START + image.wait_ns().unwrap();
+        assert!(image.look_is_due(now_ns));
+        image.begin_look(now_ns, now_ns);
+        assert!(image.begin_doubt(now_ns + image.wait_ns().unwrap()));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_puts_nothing_off() {
+        const PAST: u64 = START - 3_600_000 * MS;
+        assert!(settling().look_is_due(PAST));
+        let mut image = ImageState::default();
+        image.begin_write();
+        image.begin_look(START, START);
+        assert!(image.begin_doubt(PAST));
+        image.end_look(Some(START));
+        assert!(image.look_is_due(PAST));
+        for (now_ns, is_due) in [(START, true), (START + 1000 * MS, false), (START + 1001 * MS, true), (PAST, true)] {
+            assert_eq!(image.begin_drop(now_ns), is_due);
+        }
+    }
+
+    #[test]
+    fn an_image_that_does_not_tell_its_change_time_is_settled_without_one() {
+        let mut image = settling();
+        image.begin_look(START + 13 * MS, START + 12 * MS);
+        assert_eq!(image.end_look(None), Some(Sight::Settled(0)));
+        let mut image = settling();
+        image.settle_blind();
+        assert!(!image.is_settling() && image.wait_ns().is_none());
+    }
 }

@@ -258,10 +258,9 @@ impl Servers {
     }
 
     /// Watches the new connection of the session with this server.
-    pub(super) fn rejoin(&mut self, host: &Host, server: ServerNumber) {
-        if let Some(Err(error)) = self.session(server).map(|session| watch(session, host)) {
-            tracing::warn!("cannot watch the server's socket: {error}");
-        }
+    pub(super) fn rejoin(&mut self, host: &Host, server: ServerNumber) -> Result<(), String> {
+        let watched = self.session(server).map_or(Ok(()), |session| watch(session, host));
+        watched.map_err(|error| format!("its socket cannot be watched: {error}"))
     }
 
     /// Closes the connection of the session with this server, which is lost because of `why`, if the session goes on without

@@ -158,3 +158,22 @@ fn a_shortage_is_told_although_the_local_tier_has_no_pool() {
     servers.tell_shortage(&engine);
     assert!(!servers.shortage_told);
 }
+
+/// The engine may name a server whose connection is gone. What was kept for it would wake the driver for ever.
+#[test]
+fn nothing_is_left_of_a_session_that_could_not_begin() {
+    let (mut servers, host) = start(&TwoServers::default());
+    let nobody = ServerNumber(7);
+    assert!(servers.begin_session(&host, nobody).is_err());
+    servers.end_session(&host, nobody, |link| link.end(nobody, "it is over"));
+    assert!(servers.lost(nobody, Ok(Received::More)).is_none() && !servers.receives_again());
+    assert!(servers.lost(LOCAL, Ok(Received::More)).is_none() && servers.receives_again());
+}
+
+/// Nobody would hear that the server takes memory back, or has gone.
+#[test]
+fn a_connection_that_cannot_be_watched_is_reported() {
+    let (mut servers, host) = start(&TwoServers::default());
+    // The system refuses what is watched already.
+    assert!(servers.rejoin(&host, LOCAL).is_err());
+}

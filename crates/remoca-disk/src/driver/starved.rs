@@ -250,4 +250,23 @@ mod tests {
         model.feed();
         assert_eq!(placed(&model), [3, 2, 1]);
     }
+
+    #[test]
+    fn a_walk_begins_with_the_first_disk_that_lacked_a_buffer() {
+        let mut starved = Starved::new(DISKS);
+        for (disk, id) in (0..DISKS).zip(0..) {
+            starved.push(DiskIo { id: RequestId(id), disk, op: GuestOp::Flush, too: false, bytes: 1 });
+        }
+        for (first, tried) in
+            [(0, [Tried::NoShare, Tried::NoBuffer, Tried::NoBuffer]), (1, [Tried::NoShare; 3]), (1, [Tried::Placed; 3])]
+        {
+            let mut walk = starved.walk();
+            for (at, tried) in tried.into_iter().enumerate() {
+                assert_eq!(starved.next(&mut walk).map(|io| io.disk), Some((first + at) % DISKS));
+                starved.note(&mut walk, tried);
+            }
+            assert!(starved.next(&mut walk).is_none());
+        }
+        assert!(starved.is_empty());
+    }
 }

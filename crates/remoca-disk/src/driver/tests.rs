@@ -458,3 +458,57 @@ fn an_image_above_the_largest_size_has_not_become_smaller() {
     sizes.follow(0, Ok(()), guests, (warmth, engine), host);
     assert_eq!(sizes.shrunk_from(0), None);
 }
+
+/// Another process was told the size of the index that there is.
+#[test]
+fn the_index_does_not_move_while_the_disks_are_on_their_way() {
+    let mut driver = driver(8, &[Submitted::default(), Submitted::default()]);
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(false);
+    assert!(!driver.vm.size.is_busy());
+    driver.vm.fit_index(true);
+    let wake = PollFd::from_borrowed_fd(driver.vm.size.wake_fd(), PollFlags::IN);
+    poll(&mut [wake], None).unwrap();
+    let Vm { size, engine, guests, .. } = &mut driver.vm;
+    assert!(size.take_region(false, engine, guests));
+    assert!(!size.is_busy() && !size.has_region());
+    assert_eq!(engine.index().layout().slot_limit(), PageCount(8));
+}
+
+#[test]
+fn an_index_for_which_there_is_no_memory_is_tried_again_only_when_the_operator_says_something() {
+    let tries = Arc::new(Mutex::new(0));
+    let counted = Arc::clone(&tries);
+    let aside: Aside = Box::new(move |name: &str, _| {
+        *counted.lock().unwrap() += u32::from(name == "index");
+        Err(io::ErrorKind::OutOfMemory.into())
+    });
+    let mut driver = begin(Parts { aside, ..parts(8, vec![disk(&Submitted::default())], config(1)) });
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    for (says_something, expected) in [(false, 1), (false, 1), (true, 2)] {
+        if says_something {
+            driver.vm.size.try_again();
+        }
+        driver.vm.fit_index(true);
+        assert_eq!(*tries.lock().unwrap(), expected);
+        assert!(!driver.vm.size.is_busy() && driver.vm.size.refusal().contains("out of memory"));
+    }
+}
+
+/// Nobody would find the pools of such a process, so it gives them back when it ends.
+#[test]
+fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
+    let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
+    let path = folder.path().join("state");
+    let started = crate::state::StateFile::start(&path, &engine, crate::state::Before::Another).unwrap();
+    let parts = parts(8, vec![disk(&Submitted::default())], engine);
+    let mut driver = begin(Parts { engine: started.engine, state: started.state, ..parts });
+    assert!(driver.vm.warmth.is_kept());
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(true);
+    driver.take_index();
+    std::fs::remove_file(folder.path().join("state.new")).unwrap();
+    driver.end_move();
+    assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
+    assert!(!driver.vm.warmth.is_kept() && !path.exists());
+}

@@ -29,7 +29,11 @@ impl Vm {
                     self.engine.handle_answer(self.host.now(), server, offer);
                     self.execute();
                 }
-                News::Rejoined => self.servers.rejoin(&self.host, server),
+                News::Rejoined => {
+                    if let Err(why) = self.servers.rejoin(&self.host, server) {
+                        self.lose_session(server, &why);
+                    }
+                }
                 News::Over(why) => self.lose_session(server, &why),
             }
         }

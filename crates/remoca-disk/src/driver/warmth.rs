@@ -356,6 +356,8 @@ impl Warmth {
         };
         if let Err(error) = state.replace_with(new) {
             tracing::warn!("the state file cannot be replaced: {error}. A restart will find the cache cold.");
+            self.state = None;
+            return;
         }
         if let Some(link) = link {
             link.keep_in(state.header());

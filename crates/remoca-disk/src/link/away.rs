@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(5);
+/// A server that was back for longer than this, the pause included, is asked at once when it is away again.
+const LASTING: Duration = Duration::from_secs(10);
 
 /// Sessions whose server is away.
 #[derive(Default)]
@@ -16,9 +18,11 @@ pub(super) struct Rejoins(Vec<Rejoin>);
 
 struct Rejoin {
     server: ServerNumber,
-    /// Time of the next attempt to connect: `None` while one is under way.
+    /// Time of the next attempt to connect: `None` while one is under way, or the server is back.
     next: Option<Next>,
     backoff: Duration,
+    /// When the server was back.
+    back_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy)]
@@ -28,13 +32,27 @@ enum Next {
 }
 
 impl Rejoins {
-    /// Adds a session whose server is away.
+    /// Adds a session whose server is away. One that was back just before is not asked at once: it may greet and hang
+    /// up for ever.
     pub(super) fn begin(&mut self, server: ServerNumber) {
+        let known = self.0.iter().find(|rejoin| rejoin.server == server);
+        let back = known.and_then(|rejoin| Some((rejoin.back_at?, rejoin.backoff)));
+        let (next, backoff) = match back {
+            Some((at, backoff)) => (Next::At(at + backoff), (backoff * 2).min(BACKOFF_MAX)),
+            None => (Next::Now, BACKOFF_MIN),
+        };
         self.end(server);
-        self.0.push(Rejoin { server, next: Some(Next::Now), backoff: BACKOFF_MIN });
+        self.0.push(Rejoin { server, next: Some(next), backoff, back_at: back.map(|(at, _)| at) });
     }
 
-    /// Removes a session, because its server is back or the session has ended.
+    /// Notes that the server of a session is back.
+    pub(super) fn note_back(&mut self, server: ServerNumber, now: Instant) {
+        if let Some(rejoin) = self.0.iter_mut().find(|rejoin| rejoin.server == server) {
+            (rejoin.next, rejoin.back_at) = (None, Some(now));
+        }
+    }
+
+    /// Removes a session, because it has ended.
     pub(super) fn end(&mut self, server: ServerNumber) {
         self.0.retain(|rejoin| rejoin.server != server);
     }
@@ -55,6 +73,9 @@ impl Rejoins {
         };
         let due = self.0.iter_mut().find(|rejoin| rejoin.next.is_some_and(is_due))?;
         due.next = None;
+        if due.back_at.take().is_some_and(|at| now.saturating_duration_since(at) > LASTING) {
+            due.backoff = BACKOFF_MIN;
+        }
         Some(due.server)
     }
 

@@ -301,4 +301,52 @@ mod tests {
         Frame::SetSize { request: OWN_REQUEST, npages: PageCount(2) }.encode(&mut expected);
         assert_eq!(out, expected);
     }
+
+    #[test]
+    fn a_refusal_of_what_the_link_asked_for_says_nothing_of_what_the_engine_did() {
+        let (mut mapped, mut out) = (mapped(6), Vec::new());
+        let refused = |request, code| Frame::Error(remoca_protocol::ErrorReply { request, code, detail: 0 });
+        mapped.write(SlotIndex(5), &[1; PAGE_SIZE]);
+        for code in [ErrorCode::NoMemory, ErrorCode::Quota] {
+            mapped.ask_size(PageCount(4));
+            assert!(mapped.hear(&refused(OWN_REQUEST, code), PageCount(6), &mut out));
+            expect(&mut mapped, 5, None);
+            assert!(!mapped.hear(&refused(RequestId(0), code), PageCount(6), &mut out), "the engine hears of it");
+            assert_eq!(mapped.take_asked(), None);
+            expect(&mut mapped, 5, Some(1));
+        }
+        assert_eq!(mapped.over(), None);
+        assert!(!mapped.hear(&refused(RequestId(0), ErrorCode::TAKEN_BACK), PageCount(6), &mut out));
+        assert!(mapped.over().is_some() && out.is_empty());
+    }
+
+    /// The link may have told the server of a size just before, as it does when a server is back.
+    #[test]
+    fn memory_is_taken_back_until_the_server_grants_no_more_than_it_leaves() {
+        let (mut mapped, mut out) = (mapped(6), Vec::new());
+        let sized = |npages| Frame::Sized { request: OWN_REQUEST, npages: PageCount(npages), available: PageCount(0) };
+        mapped.write(SlotIndex(5), &[1; PAGE_SIZE]);
+        mapped.hear(&Frame::TakeBack { npages: PageCount(4) }, PageCount(6), &mut out);
+        for (granted, left) in [(6, Some(PageCount(4))), (4, None)] {
+            assert!(mapped.hear(&sized(granted), PageCount(4), &mut out));
+            assert_eq!(mapped.taking_back(), left);
+            expect(&mut mapped, 5, None);
+        }
+    }
+
+    #[test]
+    fn the_wait_for_a_size_begins_when_that_size_was_asked_for() {
+        let mut mapped = mapped(6);
+        let start = Instant::now();
+        let (due, later) = (start + SIZE_PATIENCE, start + 2 * SIZE_PATIENCE);
+        mapped.start_wait(start);
+        assert_eq!(mapped.answer_deadline(start), None);
+        mapped.ask_size(PageCount(4));
+        [start, later].into_iter().for_each(|now| mapped.start_wait(now));
+        assert_eq!(mapped.answer_deadline(later), Some(due));
+        mapped.ask_size(PageCount(2));
+        assert_eq!(mapped.answer_deadline(later), Some(later));
+        mapped.start_wait(later);
+        assert_eq!(mapped.answer_deadline(later), Some(later + SIZE_PATIENCE));
+    }
 }

@@ -305,9 +305,10 @@ impl ServerLink {
         true
     }
 
-    /// Gives up the waiting connection to this server, and a pool that this process may have there.
+    /// Gives up the waiting connection to this server, and a pool that this process may have there, unless a session has that.
     pub fn release(&mut self, number: ServerNumber) {
-        if let Some(socket) = self.take_waiting(number).and_then(|waiting| waiting.socket) {
+        let waiting = self.take_waiting(number).filter(|_| !self.sessions.contains(number));
+        if let Some(socket) = waiting.and_then(|waiting| waiting.socket) {
             self.network.say_goodbye(socket, bye());
             self.note_told(number);
         }

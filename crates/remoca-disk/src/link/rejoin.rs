@@ -59,7 +59,7 @@ impl ServerLink {
                 return None;
             }
         };
-        self.rejoins.end(number);
+        self.rejoins.note_back(number, now);
         let is_same = matches!(memory, Some(Passed::Owned)) && welcome.pool_generation.0 == session.generation();
         let attached =
             if is_same { session.attach(socket, &welcome) } else { Err("it came back without the pool".into()) };

@@ -332,3 +332,142 @@ fn a_pool_that_was_passed_on_is_used_while_its_server_is_away() {
         assert_eq!(link.next_deadline(Instant::now()).is_some(), is_away);
     }
 }
+
+/// What was left of a frame would be taken for the start of the first one of the new connection.
+#[test]
+fn a_new_connection_begins_with_a_whole_frame() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    let mut bytes = Vec::new();
+    Frame::TakeBack { npages: PageCount(1) }.encode(&mut bytes);
+    rustix::io::write(&network.0.lock().unwrap().socket.as_ref().unwrap().0, &bytes[..7]).unwrap();
+    link.session_mut(SERVER).unwrap().receive(|_| panic!("this is no frame")).unwrap();
+    lose(&mut link, &network);
+    network.come_back(4);
+    let now = link.next_deadline(Instant::now()).unwrap();
+    assert_eq!(link.run_timers(now), None);
+    assert!(matches!(link.take_news(now), Some((SERVER, News::Rejoined))));
+    network.say(&Frame::TakeBack { npages: PageCount(2) });
+    let mut heard = Vec::new();
+    let received = link.session_mut(SERVER).unwrap().receive(|frame| {
+        if let Frame::TakeBack { npages } = frame {
+            heard.push(npages.0);
+        }
+    });
+    assert_eq!(received.unwrap(), Received::Drained);
+    assert_eq!(heard, [2]);
+}
+
+/// The lock on its memory went with the session.
+#[test]
+fn the_answer_to_a_session_that_has_ended_is_none() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    write(&mut link, 0);
+    link.ask(SERVER);
+    link.end(SERVER, "it is over");
+    assert!(matches!(link.take_news(Instant::now()), Some((SERVER, News::Answer(None)))));
+    assert!(!link.begin(SERVER));
+    link.ask(SERVER);
+    assert!(matches!(link.take_news(Instant::now()), Some((SERVER, News::Answer(Some(_))))));
+    assert!(link.begin(SERVER));
+    assert_eq!(read(&mut link, 0), Some(1));
+}
+
+/// The answer was on its way when the server took memory back.
+#[test]
+fn a_larger_size_is_worth_no_more_than_what_is_taken_back() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    write(&mut link, 3);
+    assert_eq!(size(&mut link, 6), Size::Asked);
+    network.say(&Frame::TakeBack { npages: PageCount(2) });
+    let request = remoca_protocol::RequestId(0);
+    network.say(&Frame::Sized { request, npages: PageCount(6), available: PageCount(0) });
+    let session = link.session_mut(SERVER).unwrap();
+    session.receive(|_| {}).unwrap();
+    assert_eq!(session.granted(), PageCount(2));
+    assert_eq!(read(&mut link, 3), None);
+}
+
+#[test]
+fn a_session_that_cannot_use_its_memory_says_why_at_the_end_of_the_turn() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    let session = link.session_mut(SERVER).unwrap();
+    ["its memory", "what came of that"].into_iter().for_each(|why| session.end(why));
+    assert_eq!(session.flush().unwrap_err().to_string(), "its memory");
+    assert!(!session.outlives_connection());
+}
+
+/// A page that a successor does not count is given up.
+#[test]
+fn the_state_file_says_how_many_pages_were_written() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(Header::bytes(1)).unwrap();
+    let header = Arc::new(Header::map(&file, 1).unwrap());
+    let (network, endpoint) = (LocalNetwork::new(), "local:/nowhere".parse::<Endpoint>().unwrap());
+    let sends = || header.roster()[0].sends;
+    let start = || {
+        let (network, header) = (Arc::new(network.clone()), Some(Arc::clone(&header)));
+        let mut link = ServerLink::start(network, &vec![endpoint.clone()].into(), header).unwrap();
+        link.ask(SERVER);
+        let Some((SERVER, News::Answer(Some(welcome)))) = link.take_news(Instant::now()) else { panic!("no answer") };
+        assert!(link.begin(SERVER));
+        (link, welcome.sends_received.0)
+    };
+    let (mut link, counted) = start();
+    (0..3).for_each(|slot| write(&mut link, slot));
+    assert_eq!((counted, sends()), (0, 0));
+    link.keep_sends_of(SERVER);
+    assert_eq!(sends(), 3);
+    write(&mut link, 3);
+    link.end(SERVER, "it is over");
+    assert_eq!(sends(), 4);
+    drop(link);
+    assert_eq!(start().1, 4);
+}
+
+/// Its socket takes little, and what it does not read would wait here.
+#[test]
+fn a_server_that_takes_memory_back_without_end_and_reads_nothing_loses_its_connection() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    write(&mut link, 0);
+    for count in 0.. {
+        assert!(count < 50_000, "all of its answers are kept");
+        network.say(&Frame::TakeBack { npages: PageCount(2) });
+        let session = link.session_mut(SERVER).unwrap();
+        if let Err(error) = session.receive(|_| {}) {
+            assert!(error.to_string().contains("reads no answers"), "{error}");
+            break;
+        }
+        session.flush().unwrap();
+    }
+    assert!(link.session_mut(SERVER).unwrap().outlives_connection());
+    assert_eq!(read(&mut link, 0), Some(1));
+}
+
+/// Each attempt is a thread, and two lines in the log.
+#[test]
+fn a_server_that_comes_back_and_hangs_up_again_and_again_is_not_stormed() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    let mut now = Instant::now();
+    let mut pause = |link: &mut ServerLink, lasted: Duration| {
+        now += lasted;
+        lose(link, &network);
+        network.come_back(4);
+        let due = link.next_deadline(now).unwrap().max(now);
+        let pause = due - now;
+        now = due;
+        assert_eq!(link.run_timers(now), None);
+        assert!(matches!(link.take_news(now), Some((SERVER, News::Rejoined))));
+        assert_eq!(link.next_deadline(now), None);
+        pause
+    };
+    let pauses: Vec<_> = (0..9).map(|_| pause(&mut link, Duration::ZERO)).collect();
+    assert!(pauses[0].is_zero() && pauses[1] > Duration::ZERO, "{pauses:?}");
+    assert!(pauses.is_sorted() && pauses[8] == BACKOFF_MAX, "{pauses:?}");
+    assert_eq!([60, 0].map(|lasted| pause(&mut link, Duration::from_secs(lasted))), [Duration::ZERO, pauses[1]]);
+}

@@ -18,6 +18,8 @@ use std::time::Instant;
 const RECEIVE_BYTES: usize = 256 * 1024;
 /// Number of frames handled before other events get their turn.
 const FRAMES_PER_TURN: usize = 512;
+/// Bytes of answers to a server that takes memory back again and again and reads none of them.
+const UNREAD_BYTES_MAX: usize = 64 * 1024;
 
 /// The outcome of receiving from the socket.
 #[derive(Debug, PartialEq, Eq)]
@@ -332,7 +334,13 @@ impl Session {
                     _ => {}
                 }
                 let is_for_link = match &mut self.mapped {
-                    Some(mapped) => mapped.hear(&frame, self.granted, self.out.following()),
+                    Some(mapped) => {
+                        let out = self.out.following();
+                        if out.len() > UNREAD_BYTES_MAX {
+                            return Err(io::Error::other("it reads no answers"));
+                        }
+                        mapped.hear(&frame, self.granted, out)
+                    }
                     // A server has no memory of such a pool to take back.
                     None => matches!(frame, Frame::TakeBack { .. }),
                 };

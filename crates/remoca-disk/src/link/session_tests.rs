@@ -126,3 +126,44 @@ fn frames_are_taken_some_at_a_time_and_each_once() {
     drop(server);
     assert_eq!(session.receive(|_| {}).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
 }
+
+/// A driver that did not watch would never send the rest, and one that always did would not sleep.
+#[test]
+fn room_is_watched_for_as_long_as_the_socket_is_full() {
+    let (mut session, mut server) = session();
+    let (mut queued, mut change) = (0, session.watch_change());
+    assert_eq!(change, None);
+    while change.is_none() {
+        assert!(queued < 100_000, "it takes everything");
+        queue(&mut session, queued..queued + 100);
+        queued += 100;
+        session.flush().unwrap();
+        change = session.watch_change();
+    }
+    assert_eq!((change, session.watch_change()), (Some(true), None));
+    let mut stream = Vec::new();
+    read(&mut server, 1 << 20, &mut stream);
+    assert_eq!(session.flush().unwrap(), 0, "nobody has said that there is room");
+    let mut changes = Vec::new();
+    while changes.is_empty() {
+        read(&mut server, 1 << 20, &mut stream);
+        session.note_writable();
+        session.flush().unwrap();
+        changes.extend(session.watch_change());
+    }
+    assert_eq!(changes, [false]);
+    read(&mut server, queued as usize * FRAME_BYTES_MAX, &mut stream);
+    assert_eq!(stream.len(), queued as usize * FRAME_BYTES_MAX);
+}
+
+#[test]
+fn a_server_takes_nothing_back_of_a_pool_that_is_not_mapped() {
+    let (mut session, mut server) = session();
+    let (mut bytes, mut answer) = (Vec::new(), Vec::new());
+    Frame::TakeBack { npages: PageCount(0) }.encode(&mut bytes);
+    server.write_all(&bytes).unwrap();
+    assert_eq!(session.receive(|_| panic!("it means nothing here")).unwrap(), Received::Drained);
+    session.flush().unwrap();
+    read(&mut server, 100, &mut answer);
+    assert!(answer.is_empty());
+}

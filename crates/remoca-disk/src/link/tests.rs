@@ -162,6 +162,21 @@ fn a_server_whose_pool_is_not_needed_any_more_is_told() {
     assert!(link.current().unwrap().error().unwrap().contains("does not answer"));
 }
 
+/// A server may be asked twice, and its pool is that of the session.
+#[test]
+fn a_second_connection_to_a_server_with_a_session_goes_without_a_word() {
+    let network = QuietNetwork::default();
+    let mut link = asked(&network, &["a"]);
+    let a = ServerNumber(0);
+    assert!(link.begin(a));
+    link.ask(a);
+    assert!(matches!(link.take_news(Instant::now()), Some((_, News::Answer(Some(_))))));
+    link.release(a);
+    assert!(network.goodbyes.lock().unwrap().is_empty() && link.has_session(a));
+    let closed = rustix::io::read(&network.servers.lock().unwrap()[1], &mut [0; 1]);
+    assert_eq!(closed, Ok(0), "it is closed");
+}
+
 /// Returns the slots of the pages that a server was sent, and of those that it was asked for.
 fn received(server: &OwnedFd) -> (Vec<u32>, Vec<u32>) {
     let mut bytes = vec![0; 1 << 16];
@@ -248,4 +263,124 @@ fn there_are_as_many_sessions_as_pools() {
     assert!(!link.begin(more));
     link.leave(ServerNumber(0));
     assert!(link.begin(more), "it still waits");
+}
+
+/// Returns the header of an empty state file.
+fn header() -> Arc<Header> {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(Header::bytes(1)).unwrap();
+    Arc::new(Header::map(&file, 1).unwrap())
+}
+
+/// Returns number and epoch of each server in a header, and whether it leaves.
+fn kept(header: &Header) -> Vec<(u32, u64, bool)> {
+    header.roster().iter().map(|entry| (entry.number.0, entry.epoch, entry.leaves)).collect()
+}
+
+/// A server refuses an epoch that was used before.
+#[test]
+fn a_successor_goes_on_with_numbers_and_epochs() {
+    let (network, header, b) = (QuietNetwork::default(), header(), ServerNumber(1));
+    let start = |names: &[&str]| {
+        let header = Some(Arc::clone(&header));
+        ServerLink::start(Arc::new(network.clone()), &endpoints(names).into(), header).unwrap()
+    };
+    let mut link = start(&["a", "b"]);
+    (0..2).for_each(|_| link.ask(b));
+    assert_eq!(kept(&header), [(0, 0, false), (1, 2, false)]);
+    drop(link);
+    let mut link = start(&["b", "c"]);
+    assert_eq!(servers(&link), listed(&[("b", 1), ("c", 2)]));
+    link.ask(b);
+    assert_eq!(kept(&header), [(1, 3, false), (2, 0, false), (0, 0, true)]);
+    link.replace(&endpoints(&["b"]).into()).unwrap();
+    link.forget_left(|_| false);
+    assert_eq!(kept(&header), [(1, 3, false)]);
+    drop(link);
+    assert_eq!(servers(&start(&["d"])), listed(&[("d", 3)]), "no number is used again");
+}
+
+#[test]
+fn numbers_and_epochs_of_another_process_are_believed_within_limits() {
+    let server = |number, name: &str, epoch| peer::Server {
+        number,
+        endpoint: format!("unix:/nowhere/{name}"),
+        token: [7; 16],
+        epoch,
+    };
+    for (roster, expected) in [
+        (vec![server(NUMBER_MAX + 1, "a", 3)], [(0, 0), (1, 0)]),
+        (vec![server(NUMBER_MAX, "a", u64::MAX)], [(NUMBER_MAX, u64::MAX / 2), (NUMBER_MAX + 1, 0)]),
+        (vec![server(4, "a", 3), server(4, "b", 3)], [(4, 3), (5, 0)]),
+    ] {
+        let link = ServerLink::resume(Arc::new(HostNetwork), &endpoints(&["a", "b"]).into(), &roster).unwrap();
+        assert_eq!(link.roster().iter().map(|it| (it.number, it.epoch)).collect::<Vec<_>>(), expected);
+    }
+}
+
+/// Nobody else would tell it, and it would keep the memory until its grace time is over.
+#[test]
+fn a_server_that_is_forgotten_is_told_unless_it_knows_or_was_never_asked() {
+    let network = QuietNetwork::default();
+    let mut link = asked(&network, &["told", "lost", "left"]);
+    let [told, lost, left] = [0, 1, 2].map(ServerNumber);
+    link.release(told);
+    assert!(link.begin(lost) && link.begin(left));
+    link.leave(left);
+    link.end(lost, "it does not answer");
+    network.goodbyes.lock().unwrap().clear();
+    let connections = || network.servers.lock().unwrap().len();
+    let before = connections();
+    link.replace(&endpoints(&["new"]).into()).unwrap();
+    link.forget_left(|_| false);
+    assert_eq!(connections(), before + 1);
+    assert!(link.take_news(Instant::now()).is_none(), "nobody asked");
+    let goodbyes: Vec<_> = network.goodbyes.lock().unwrap().iter().map(|left| pages_and_bye(left)).collect();
+    assert_eq!(goodbyes, [(0, true)]);
+
+    link.replace(&endpoints(&["newer"]).into()).unwrap();
+    link.forget_left(|_| false);
+    assert_eq!(connections(), before + 1, "it was never asked");
+    // One that was told, and asked again since.
+    let newer = link.servers()[0].number;
+    link.ask(newer);
+    link.take_news(Instant::now()).unwrap();
+    link.release(newer);
+    link.ask(newer);
+    link.replace(&endpoints(&["newest"]).into()).unwrap();
+    link.forget_left(|_| false);
+    assert_eq!(connections(), before + 4);
+}
+
+/// The engine knows it still, and gives the connection up.
+#[test]
+fn the_answer_of_a_server_that_was_forgotten_is_passed_on() {
+    let (network, a) = (QuietNetwork::default(), ServerNumber(0));
+    let mut link = ServerLink::start(Arc::new(network.clone()), &endpoints(&["a"]).into(), None).unwrap();
+    link.ask(a);
+    link.replace(&endpoints(&["b"]).into()).unwrap();
+    link.forget_left(|_| false);
+    assert!(matches!(link.take_news(Instant::now()), Some((ServerNumber(0), News::Answer(Some(_))))));
+    assert!(network.goodbyes.lock().unwrap().is_empty());
+    link.release(a);
+    assert!(link.take_news(Instant::now()).is_none());
+    let goodbyes: Vec<_> = network.goodbyes.lock().unwrap().iter().map(|left| pages_and_bye(left)).collect();
+    assert_eq!(goodbyes, [(0, true); 2], "this connection, and the one that gives the pool back");
+}
+
+#[test]
+fn at_the_end_each_server_hears_a_goodbye_after_its_pages() {
+    let network = QuietNetwork::default();
+    let mut link = asked(&network, &["a", "b"]);
+    let [a, b] = [0, 1].map(ServerNumber);
+    assert!(link.begin(a) && link.begin(b));
+    link.session_mut(b).unwrap().send_page(SlotIndex(0), &[0; PAGE_SIZE]);
+    link.goodbye();
+    let heard = |server: &OwnedFd| {
+        let mut bytes = vec![0; 1 << 16];
+        let count = rustix::io::read(server, &mut bytes).unwrap();
+        pages_and_bye(&bytes[..count])
+    };
+    let heard: Vec<_> = network.servers.lock().unwrap().iter().map(heard).collect();
+    assert_eq!(heard, [(0, true), (1, true)]);
 }

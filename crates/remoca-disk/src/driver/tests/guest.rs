@@ -12,6 +12,7 @@ use remoca_frontend::device::Frontend;
 use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::buffer::IoBuffer;
+use remoca_io::control::ControlServer;
 use remoca_io::socket::SocketSource;
 use remoca_io::wake;
 use remoca_protocol::control::DiskTraffic;
@@ -22,6 +23,7 @@ use remoca_store::{
 };
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -811,4 +813,35 @@ fn a_driver_does_not_look_for_requests_that_it_does_not_accept() {
     bench.driver.vm.guests.take_pop_again();
     bench.driver.handle(Source::Stop, false);
     assert!(!bench.driver.has_work());
+}
+
+/// A measurement that was under way may have missed what the operator did. One that does not end keeps nobody for ever.
+#[test]
+fn a_rescan_waits_for_a_measurement_that_began_after_it_and_not_for_ever() {
+    let mut bench = Bench::start();
+    let folder = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(folder.path().join("control")).unwrap();
+    let (control, desk) = ControlServer::unattended(listener.into(), None).unwrap();
+    let request = || {
+        let (client, _) = UnixStream::pair().unwrap();
+        desk.hand_in(remoca_protocol::control::Command::Rescan, client).unwrap();
+        control.next_request().unwrap()
+    };
+    let now = Instant::now();
+    let late = now + Duration::from_secs(5);
+    let super::Vm { sizes, guests, warmth, engine, host, .. } = &mut bench.driver.vm;
+    sizes.run_timers(true, guests.disks_mut(), now);
+    sizes.measure_for(request(), guests.disks_mut(), now);
+    for _ in 0..2 {
+        assert!(sizes.take_clients(guests.disks(), now).is_empty());
+        sizes.follow(0, Ok(()), guests, (&mut *warmth, &mut *engine), host);
+    }
+    let outcomes = |clients: Vec<(_, Result<(), String>)>| clients.into_iter().map(|(_, it)| it).collect::<Vec<_>>();
+    assert_eq!(outcomes(sizes.take_clients(guests.disks(), now)), [Ok(())]);
+
+    sizes.measure_for(request(), guests.disks_mut(), now);
+    assert!(sizes.next_deadline().is_some_and(|at| at <= late));
+    assert!(sizes.take_clients(guests.disks(), late - Duration::from_millis(1)).is_empty());
+    let outcomes = outcomes(sizes.take_clients(guests.disks(), late));
+    assert!(matches!(&outcomes[..], [Err(why)] if why.contains("has not told its size")), "{outcomes:?}");
 }
