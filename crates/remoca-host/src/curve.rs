@@ -166,6 +166,7 @@ fn followed(status: &CurveStatus) -> f64 {
 mod tests {
     use super::*;
     use crate::testing::{GRID, curve_status};
+    use remoca_protocol::control::ForecastStatus;
 
     fn of(status: &CurveStatus) -> Result<Curve, String> {
         Curve::new(status, GRID)
@@ -194,6 +195,49 @@ mod tests {
     }
 
     #[test]
+    fn a_gain_has_the_error_of_the_forecasts_or_of_the_size_with_the_fewest_reads() {
+        let mut status = curve_status(|units| 1. / (1. + f64::from(units)));
+        let forecast = |curve_error| Some(ForecastStatus { windows: 3, curve_error, as_before_error: 0. });
+        status.forecast = forecast(0.3);
+        let curve = of(&status).unwrap();
+        assert_eq!((curve.error(0.5), curve.gain_error(0.5)), (0., 0.3));
+        // 400 blocks, 100 and 900 are followed there.
+        for (at, followed) in [(1, 400.), (3, 100.), (4, 900.)] {
+            let ratio: f64 = status.points[at].miss_ratio;
+            status.points[at].standard_error = (ratio * (1. - ratio) / followed).sqrt();
+        }
+        status.forecast = forecast(0.05);
+        let curve = of(&status).unwrap();
+        assert!((curve.gain_error(0.5) - 0.1).abs() < 1e-9, "{}", curve.gain_error(0.5));
+        status.forecast = forecast(1.1);
+        assert!(of(&status).unwrap_err().contains("absurd"));
+    }
+
+    #[test]
+    fn a_curve_of_just_enough_reads_says_what_a_read_saves() {
+        let mut status = curve_status(|_| 0.5);
+        (status.blocks_read, status.followed_share) = (1024., 0.25);
+        assert_eq!(of(&status).unwrap().saved_us, Some(4800.));
+        // None was measured: then the usual time of a server counts, and no time of a disk.
+        status.server_read_us = None;
+        assert_eq!(of(&status).unwrap().saved_us, Some(4800.));
+        status.server_read_us = Some(1000.);
+        assert_eq!(of(&status).unwrap().saved_us, Some(4000.));
+        status.disk_read_us = None;
+        assert_eq!(of(&status).unwrap().saved_us, None);
+        status.followed_share = 0.249;
+        assert!(of(&status).unwrap_err().contains("too few"));
+        (status.blocks_read, status.followed_share) = (1023., 1.);
+        assert!(of(&status).unwrap_err().contains("too few"));
+        // Without a cache reads alone say nothing; with one they do, and so do evictions without a cache.
+        let mut status = curve_status(|_| 0.5);
+        status.learns_from = "reads".into();
+        assert!(of(&status).is_ok());
+        (status.cache_bytes, status.learns_from) = (0, "evictions".into());
+        assert!(of(&status).is_ok());
+    }
+
+    #[test]
     fn what_is_absurd_is_not_believed() {
         let good = curve_status(|_| 0.5);
         assert!(of(&good).is_ok());
@@ -210,7 +254,10 @@ mod tests {
         refused(&|curve| curve.points[3].standard_error = f64::INFINITY, "no miss ratios");
         refused(&|curve| curve.blocks_read = -1., "absurd");
         refused(&|curve| curve.blocks_read_per_s = Some(f64::INFINITY), "absurd");
+        refused(&|curve| curve.blocks_read_per_s = Some(1.1e9), "absurd");
         refused(&|curve| curve.disk_read_us = Some(-1.), "absurd");
+        refused(&|curve| curve.server_read_us = Some(1.1e9), "absurd");
+        refused(&|curve| curve.followed_share = 1.1, "absurd");
         refused(&|curve| curve.followed_share = 0., "absurd");
         refused(&|curve| curve.blocks_read = 1000., "too few");
         refused(&|curve| curve.followed_share = 1e-4, "too few");

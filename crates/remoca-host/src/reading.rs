@@ -67,7 +67,7 @@ impl Reading {
             wanted,
             granted,
             fixed: resource.fixed(status),
-            is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker == "open"),
+            is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker != "closed"),
             blocks_read,
             guest_resident: guest.resident_bytes,
             guest_waits: guest.pressure.some_avg10,
@@ -109,5 +109,23 @@ mod tests {
         let mut huge = good;
         huge.cache.granted_bytes = u64::MAX;
         assert!(of(&huge).unwrap_err().contains("no process can"));
+    }
+
+    #[test]
+    fn sizes_and_names_have_an_end_and_a_server_that_is_left_alone_is_seen() {
+        let mut most = status("web1", SIZE_MAX, SIZE_MAX);
+        let reading = of(&most).unwrap();
+        assert_eq!((reading.counted(), reading.is_left_alone), (SIZE_MAX, false));
+        for (wanted, granted) in [(SIZE_MAX + 1, 0), (0, SIZE_MAX + 1)] {
+            assert!(of(&status("web1", wanted, granted)).is_err(), "{wanted} {granted}");
+        }
+        assert_eq!(of(&status("web1", 1, 2)).unwrap().counted(), 2, "the greater of both counts");
+        // Between the two the disk answers as well.
+        for breaker in ["half-open", "open"] {
+            most.server.as_mut().unwrap().breaker = breaker.into();
+            assert!(of(&most).unwrap().is_left_alone, "{breaker}");
+        }
+        let error = of(&Status { name: "x".repeat(100), ..most }).unwrap_err();
+        assert!(error.ends_with(&format!(" {}", "x".repeat(40))), "{error}");
     }
 }

@@ -189,6 +189,10 @@ mod tests {
         let mut other = good.clone();
         other.cache.enabled = false;
         assert_eq!(Resource::Cache.fixed(&other).as_deref(), Some("its cache is off"));
+        let mut other = good.clone();
+        let elsewhere = json!({"has_disks": false, "incoming": null, "peer": null, "news": null});
+        other.migration = serde_json::from_value(elsewhere).unwrap();
+        assert_eq!(Resource::Cache.fixed(&other).as_deref(), Some("its disks are with another process"));
         let other = Status { server: None, servers: Vec::new(), ..good };
         assert_eq!(Resource::Cache.fixed(&other).as_deref(), Some("it has no memory server"));
         let only = json!([{"endpoint": "local:/run/m.sock", "in_use": true, "possible_bytes": null, "answered_s_ago": null,
@@ -207,6 +211,21 @@ mod tests {
         let older = status("a", MIB, MIB);
         assert!(Resource::Local.fixed(&older).unwrap().contains("remoca upgrade"));
         assert_eq!(Resource::Cache.fixed(&older), None);
+    }
+
+    #[test]
+    fn a_read_that_is_saved_is_one_of_the_fastest_other_pool_with_a_time_that_can_be() {
+        let mut status = tiered(MIB);
+        let mut other = status.pools[0].clone();
+        other.latency_us = Some(40.);
+        status.pools.push(other);
+        assert_eq!(Resource::Local.saved_us(&status), Some(38.));
+        for us in [-1., f64::NAN, 1.1e9] {
+            status.pools[2].latency_us = Some(us);
+            assert_eq!(Resource::Local.saved_us(&status), Some(98.), "{us}");
+        }
+        status.pools[1].latency_us = None;
+        assert_eq!(Resource::Local.saved_us(&status), None);
     }
 
     #[test]

@@ -183,6 +183,11 @@ fn what_does_not_add_up_is_an_error() {
     for weight in [0., -1., 1e9, f64::NAN, f64::INFINITY] {
         assert_eq!(error(vec![Vm { weight, ..good() }], 10), Some(Invalid::Weight(0)));
     }
+    for weight in [1e-3, 1e6] {
+        assert_eq!(error(vec![Vm { weight, ..good() }], 10), None);
+    }
+    assert_eq!(error(vec![Vm { bound: 0., ..good() }], 10), None);
+    assert_eq!(error(vec![Vm { most: 0, ..good() }], 10), None);
     for bound in [-0.1, f64::NAN] {
         assert_eq!(error(vec![Vm { bound, ..good() }], 10), Some(Invalid::Bound(0)));
     }

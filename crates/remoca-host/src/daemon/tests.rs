@@ -170,3 +170,60 @@ fn help_waits_neither_for_a_look_that_is_due_nor_for_a_vm_process_that_was_told_
     assert_eq!(helped, ["a", "b"]);
     assert!(daemon.next_step(true).is_none() && daemon.processes.is_told());
 }
+
+/// What the file of each VM says of its monitor.
+struct Files(Result<Option<Address>, String>);
+
+impl Surroundings for Files {
+    fn vms(&self) -> Vec<(String, PathBuf)> {
+        Vec::new()
+    }
+
+    fn limits(&self, _: &str) -> Result<Limits, String> {
+        Ok(Limits::default())
+    }
+
+    fn monitor(&self, _: &str) -> Result<Option<Address>, String> {
+        self.0.clone()
+    }
+
+    fn show(&mut self, _: &HostReport) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_mistake_in_a_file_costs_no_vm_its_monitor() {
+    let address: Address = "libvirt:a".parse().unwrap();
+    let mistake = || Err("a mistake".to_owned());
+    let mut daemon = Daemon::new(settings(80 * UNIT), Files(mistake()), None).unwrap();
+    let mut found = |said: Result<Option<Address>, String>| {
+        daemon.surroundings.0 = said;
+        daemon.find_monitors(&["a".to_owned()]);
+        daemon.addresses["a"].clone()
+    };
+    assert_eq!(found(mistake()), Err("a mistake".into()));
+    assert_eq!(found(Ok(Some(address.clone()))), Ok(address.clone()));
+    for _ in 0..2 {
+        assert_eq!(found(mistake()), Ok(address.clone()));
+    }
+    assert!(found(Ok(None)).unwrap_err().contains("names no monitor"));
+    assert_eq!(found(mistake()), Err("a mistake".into()), "it has none to keep");
+    daemon.find_monitors(&[]);
+    assert!(daemon.addresses.is_empty());
+}
+
+#[test]
+fn nothing_is_told_that_is_not_on_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths = Paths::new(folder.path());
+    let help = Move { vm: "a".into(), side: Side::Guest, from_bytes: 1, to_bytes: 2, ..Move::default() };
+    record::write(&paths.record, &Record { reliefs: vec![help], ..Record::default() }).unwrap();
+    let guests = Some(GuestTerms { reserve_bytes: UNIT, rest: Duration::from_secs(60) });
+    let mut daemon = daemon(Settings { guests, ..settings(80 * UNIT) }, Host(Vec::new()), Some(&paths));
+    let (_stop, ends) = UnixStream::pair().unwrap();
+    daemon.record = Some(folder.path().join("nowhere").join("record"));
+    assert!(!daemon.execute(ends.as_fd()).unwrap());
+    let decisions = daemon.report().decisions;
+    assert!(decisions.last().unwrap().outcome.contains("the intent cannot be written"), "{decisions:?}");
+}

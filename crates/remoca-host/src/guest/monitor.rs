@@ -132,6 +132,20 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn sizes_that_cannot_be_are_not_believed_and_what_a_guest_tells_is_within_them() {
+        let of = |boot_bytes: u64, actual_bytes: u64| {
+            let available_bytes = Some(u64::MAX);
+            checked(GuestMemory { boot_bytes, actual_bytes, available_bytes, ..GuestMemory::default() })
+        };
+        for (boot, actual) in [(8, 8), (8, 1), (BOOT_BYTES_MAX, 1)] {
+            assert_eq!(of(boot, actual).unwrap().available_bytes, Some(boot));
+        }
+        for (boot, actual) in [(8, 0), (8, 9), (0, 0), (BOOT_BYTES_MAX + 1, 1)] {
+            assert!(matches!(of(boot, actual), Err(Unusable::Silent(_))), "{boot} {actual}");
+        }
+    }
+
+    #[test]
     fn what_the_vm_process_knows_of_its_guest_is_added() {
         let mut status = crate::testing::status("a", 0, 0);
         let memory = GuestMemory { boot_bytes: 1, ..GuestMemory::default() };

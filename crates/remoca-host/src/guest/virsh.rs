@@ -91,6 +91,21 @@ impl Monitor for Virsh {
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {
         let domain = self.domain().and_then(|domain| domain.check().map(|()| domain));
         let domain = domain.map_err(|unusable| unusable.why().to_owned())?;
-        self.run(&["setmem", &domain.uuid, &(bytes >> 10).to_string(), "--live"]).map(drop)
+        self.run(&["setmem", &domain.uuid, &kib(bytes).to_string(), "--live"]).map(drop)
+    }
+}
+
+/// Returns a size for libvirt. Rounded down, a guest would never seem to have what it was to get.
+fn kib(bytes: u64) -> u64 {
+    bytes.div_ceil(1 << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_never_told_as_less() {
+        assert_eq!([1 << 30, (1 << 30) + 1, (1 << 30) + 1024].map(kib), [1 << 20, (1 << 20) + 1, (1 << 20) + 1]);
     }
 }

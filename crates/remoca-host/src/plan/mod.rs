@@ -2,7 +2,7 @@
 //!
 //! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
 //! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already. Then all others are cut to their
-//!    shares by weight, if those that ever said what they have are beyond the total.
+//!    shares by weight, if those that ever said what they have are beyond the total. If minimums are more than the total, they are cut to their minimums.
 //! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound; or what it has, if that is less and the
 //!    rest is with VMs without a curve.
 //! 3. While all have more than the total, VMs with no more than their share by weight give nothing, as far as that suffices.
@@ -23,7 +23,12 @@ impl Plan {
     /// # Errors
     /// Why there is no division; then everybody keeps what he has.
     pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
-        let baseline = baseline(subjects, memory.units())?;
+        let known = subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
+        let units = memory.units();
+        // If minimums are more than the total, what is beyond them comes back all the same, unless one alone is more than that.
+        let least = subjects.iter().fold(0, |sum: usize, vm| sum.saturating_add(vm.least.max(vm.own)));
+        let may_cut = known > memory.total_bytes && subjects.iter().all(|vm| vm.least <= units);
+        let baseline = baseline(subjects, if may_cut { units.max(least) } else { units })?;
         let mut floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
         let mut held = vec![None; subjects.len()];
         let is_over = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > memory.total_bytes;
@@ -50,8 +55,6 @@ impl Plan {
         }
         let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
-            let known =
-                subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
             if known <= memory.total_bytes {
                 return Err("VMs that cannot be changed have more than the others could spare".into());
             }

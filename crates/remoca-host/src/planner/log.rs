@@ -147,3 +147,79 @@ fn line(decision: &HostDecision) -> String {
 pub(super) fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(vm: &str) -> Move {
+        Move { vm: vm.into(), from_bytes: 1, to_bytes: 2, ..Move::default() }
+    }
+
+    fn outcomes(log: &Log) -> Vec<&str> {
+        log.decisions().iter().map(|decision| decision.outcome.as_str()).collect()
+    }
+
+    #[test]
+    fn what_missed_in_the_window_after_a_change_is_added_to_it_once() {
+        let mut log = Log::new(Vec::new());
+        log.done(1, &change("a"), "set");
+        log.note(2, "something else".into());
+        // What was answered before the first look after it does not count.
+        log.note_answered("a", (1, 0), (100, 100), true);
+        log.note_answered("a", (1, 0), (110, 120), false);
+        log.note_answered("b", (1, 0), (0, 1), true);
+        assert_eq!(outcomes(&log), ["set", ""]);
+        log.note_answered("a", (1, 0), (130, 170), true);
+        let measured = ["set; in the window after it 70.0 % of the blocks read missed", ""];
+        assert_eq!(outcomes(&log), measured);
+        for missed in [200, 300] {
+            log.note_answered("a", (1, 0), (130, missed), true);
+        }
+        assert_eq!(outcomes(&log), measured);
+    }
+
+    #[test]
+    fn nothing_is_measured_of_another_process_or_without_reads() {
+        let mut log = Log::new(Vec::new());
+        for (process, answered) in [((1, 1), (5, 5)), ((2, 0), (5, 5)), ((1, 0), (0, 0))] {
+            log.done(1, &change("a"), "set");
+            log.note_answered("a", (1, 0), (0, 0), false);
+            log.note_answered("a", process, answered, true);
+        }
+        assert_eq!(outcomes(&log), ["set"; 3]);
+    }
+
+    #[test]
+    fn of_many_decisions_the_newest_stay_and_each_outcome_finds_its_own() {
+        let former = |at_s| HostDecision { at_s, ..HostDecision::default() };
+        let mut log = Log::new((0..DECISIONS_MAX as u64 + 5).map(former).collect());
+        assert_eq!((log.decisions().len(), log.decisions()[0].at_s), (DECISIONS_MAX, 5));
+        let more = |log: &mut Log, count: usize| (0..count).for_each(|_| log.note(2000, "more".into()));
+        log.done(1000, &change("a"), "set");
+        log.note_answered("a", (1, 0), (0, 0), false);
+        more(&mut log, DECISIONS_MAX - 1);
+        // It is the oldest one now.
+        log.note_answered("a", (1, 0), (0, 1), true);
+        assert!(outcomes(&log)[0].starts_with("set; in the window after it 100.0 %"), "{:?}", outcomes(&log));
+        log.done(3000, &change("b"), "set");
+        log.note_answered("b", (1, 0), (0, 0), false);
+        more(&mut log, DECISIONS_MAX);
+        log.note_answered("b", (1, 0), (0, 1), true);
+        assert_eq!(outcomes(&log), [""; DECISIONS_MAX], "it is no longer there");
+    }
+
+    #[test]
+    fn a_proposal_is_noted_when_it_changes() {
+        let mut log = Log::new(Vec::new());
+        let larger = Move { to_bytes: 3, ..change("a") };
+        for (moves, count) in [([change("a")], 1), ([change("a")], 1), ([larger.clone()], 2), ([larger.clone()], 2)] {
+            log.propose(1, &moves);
+            assert_eq!((log.decisions().len(), log.has_proposal()), (count, true));
+        }
+        log.forget_proposal();
+        assert!(!log.has_proposal());
+        log.propose(1, &[larger]);
+        assert_eq!(log.decisions().len(), 3);
+    }
+}

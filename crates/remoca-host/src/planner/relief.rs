@@ -261,7 +261,9 @@ impl Planner {
         let Some(relief) = self.reliefs.iter().find(|relief| relief.vm == name && relief.stage == Stage::Begun) else {
             return;
         };
-        if self.guests.get(name).is_some_and(|guest| guest.follows(false, relief.to_bytes, 0)) {
+        // What it had before its monitor fell silent is no sign that it was told.
+        let is_seen = |guest: &KnownGuest| guest.unusable.is_none() && guest.follows(false, relief.to_bytes, 0);
+        if self.guests.get(name).is_some_and(is_seen) {
             self.end_relief(at, name, true, "seen in the guest");
             self.note_guest_change(at, name);
         }

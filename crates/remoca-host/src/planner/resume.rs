@@ -25,9 +25,11 @@ impl Planner {
         let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
         let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
         let mut resumed = intent.resumed(is_young, wanted);
-        // What a balloon was to be told when the daemon died counts as told.
-        for name in given.iter().filter(|name| resumed.of(name, Side::Guest).is_none()) {
-            self.note_untold(name, true);
+        // What a balloon was to be told when the daemon died counts as told. A daemon that looks at no guests does not tell it.
+        for name in given {
+            if resumed.of(&name, Side::Guest).is_none() || !self.guests.contains_key(&name) {
+                self.note_untold(&name, true);
+            }
         }
         let what = match (resumed.is_over(), is_young) {
             (true, _) => "nothing of it is left to do",

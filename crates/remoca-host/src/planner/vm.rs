@@ -298,6 +298,100 @@ mod tests {
         assert_eq!(vm.counted(memory), 5);
     }
 
+    /// Lets a VM answer that it has five bytes, and what `change` makes of that.
+    fn answer(vm: &mut KnownVm, now_s: u64, change: impl FnOnce(&mut Reading)) {
+        let mut reading = Reading::new("a", Resource::Cache, &status("a", 5, 5), None).unwrap();
+        change(&mut reading);
+        vm.hear(Duration::from_secs(now_s), Answer::Read(Box::new(reading)));
+    }
+
+    #[test]
+    fn a_size_whose_answer_did_not_come_counts_until_it_is_had_or_half_a_minute_after_the_next_answer() {
+        let memory = Memory { total_bytes: 100, unit_bytes: 1 };
+        let mut vm = KnownVm::new(Duration::ZERO, None);
+        vm.await_size(9, "it hangs".into());
+        for (now_s, has) in [(100, 9), (129, 9), (130, 5)] {
+            answer(&mut vm, now_s, |_| {});
+            assert_eq!(vm.counted(memory), has, "{now_s}");
+        }
+        vm.await_size(9, "it hangs".into());
+        answer(&mut vm, 200, |reading| reading.wanted = 9);
+        answer(&mut vm, 201, |_| {});
+        assert_eq!(vm.counted(memory), 5, "it was executed");
+    }
+
+    #[test]
+    fn a_vm_has_no_part_if_it_has_nothing_and_gets_nothing_or_is_dead_for_a_minute() {
+        let at = Duration::from_secs;
+        let mut vm = KnownVm::new(Duration::ZERO, None);
+        let off = |bytes: u64| {
+            move |reading: &mut Reading| {
+                reading.fixed = Some("its cache is off".into());
+                (reading.wanted, reading.granted) = (bytes, bytes);
+            }
+        };
+        answer(&mut vm, 1, off(5));
+        assert!(!vm.is_absent(at(1)), "it has something");
+        answer(&mut vm, 2, |reading| (reading.wanted, reading.granted) = (0, 0));
+        assert!(!vm.is_absent(at(2)), "it can get something");
+        answer(&mut vm, 3, off(0));
+        assert!(vm.is_absent(at(3)));
+        vm.hear(at(4), Answer::Silent("it hangs".into()));
+        assert!(!vm.is_absent(at(4)), "nobody knows what it has by now");
+        answer(&mut vm, 5, |_| {});
+        vm.stop(at(10));
+        vm.hear(at(20), Answer::Dead);
+        assert!(vm.is_dead() && !vm.is_absent(at(69)) && vm.is_absent(at(70)));
+        answer(&mut vm, 71, |_| {});
+        assert!(!vm.is_dead() && !vm.is_absent(at(1000)));
+    }
+
+    #[test]
+    fn what_keeps_a_vm_from_being_changed_is_said_and_whether_it_can_be_cut() {
+        let mut vm = KnownVm::new(Duration::ZERO, None);
+        let window = Duration::from_secs(60);
+        let bond = |vm: &KnownVm, now_s: u64| {
+            let (why, is_stuck) = vm.bond(Duration::from_secs(now_s), window, 2, false).unwrap();
+            (why.split(' ').take(4).collect::<Vec<_>>().join(" "), is_stuck)
+        };
+        let expect = |vm: &KnownVm, now_s: u64, why: &str, is_stuck: bool| {
+            assert_eq!(bond(vm, now_s), (why.to_owned(), is_stuck), "{now_s}");
+        };
+        vm.hear_limits(Ok(Limits::default()));
+        expect(&vm, 0, "it has not answered", true);
+        answer(&mut vm, 1, |reading| reading.fixed = Some("its cache is off".into()));
+        expect(&vm, 1, "its cache is off", true);
+        answer(&mut vm, 2, |reading| reading.is_left_alone = true);
+        expect(&vm, 2, "its memory server is", false);
+        answer(&mut vm, 3, |_| {});
+        expect(&vm, 3, "it has not told", false);
+        vm.changed_at = Some(Duration::from_secs(10));
+        expect(&vm, 69, "it was changed 59", true);
+        expect(&vm, 70, "it has not told", false);
+        vm.ignored_until = Some(Duration::from_secs(100));
+        expect(&vm, 99, "it did not change", true);
+        expect(&vm, 100, "it has not told", false);
+        // Another process was told nothing yet.
+        answer(&mut vm, 101, |_| {});
+        vm.ignored_until = Some(Duration::from_secs(200));
+        answer(&mut vm, 102, |reading| reading.process.1 += 1);
+        expect(&vm, 102, "it has not told", false);
+        vm.hear_limits(Err("its file has a mistake".into()));
+        expect(&vm, 103, "its file has a", false);
+    }
+
+    #[test]
+    fn what_a_guest_lends_is_beside_the_maximum_of_its_cache() {
+        let memory = Memory { total_bytes: 100, unit_bytes: 1 };
+        let mut vm = KnownVm::new(Duration::ZERO, Some(5));
+        vm.hear_limits(Ok(Limits { maximum_bytes: Some(40), ..Limits::default() }));
+        let of = |lent_bytes: u64| {
+            let subject = vm.subject(memory, lent_bytes, None);
+            (subject.own, subject.most)
+        };
+        assert_eq!([0, 7, 70].map(of), [(0, 40), (7, 47), (70, 100)]);
+    }
+
     #[test]
     fn blocks_that_are_read_between_close_looks_count() {
         let mut vm = KnownVm::new(Duration::ZERO, None);

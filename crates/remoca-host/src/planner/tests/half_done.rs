@@ -3,7 +3,7 @@
 use super::balloon::{Manner, signed};
 use super::guests::{HOME, lent_to_own, phase, run_round, sizes, three_lent_to_one, two};
 use super::world::{Nature, Shape, UNIT, World};
-use crate::planner::{Move, Phase, Planner, Side};
+use crate::planner::{Intent, Move, Outcome, Phase, Planner, Side, Stage};
 use crate::resource::Resource;
 use std::time::Duration;
 
@@ -375,4 +375,55 @@ fn a_balloon_that_cannot_be_told_is_told_again_once_in_a_window_and_is_on_record
     let told = told(&world, steps);
     assert!(told.len() > 1, "{told:?}");
     assert!(told.windows(2).all(|two| two[1].0 - two[0].0 >= world.settings.window), "{told:?}");
+}
+
+#[test]
+fn what_a_guest_had_before_its_monitor_fell_silent_is_no_sign_that_its_balloon_was_told() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let has = world.guests["vm1"].actual;
+    assert!(has < HOME * UNIT);
+    world.planner.guests.get_mut("vm1").unwrap().note_untold(true);
+    world.hear_next();
+    let step = world.planner.next_step(world.at).unwrap();
+    assert_eq!((&*step.vm, step.side, step.bytes), ("vm1", Side::Guest, has));
+    // The monitor hangs with that, and says much later that it did not pass it on.
+    world.planner.step_done(world.at, &step, Outcome::Told);
+    world.guest("vm1").manner = Manner::Silent(0, u32::MAX);
+    world.hear_next();
+    world.planner.step_done(world.at, &step, Outcome::Unknown("it refused".into()));
+    assert!(world.planner.record().guests["vm1"].is_untold);
+}
+
+#[test]
+fn a_return_that_a_daemon_without_guests_does_not_pass_on_comes_later() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let (less, tier) = (world.guests["vm1"].actual, world.processes["vm1"].wanted * UNIT);
+    let more = less + 4 * UNIT;
+    assert!(more <= HOME * UNIT, "{:?}", sizes(&world));
+    // Its cache has given, and it is on record that the balloon is told next. The daemon dies before that.
+    let mut record = world.planner.record();
+    record.guests.get_mut("vm1").unwrap().asked_bytes = more;
+    let change = |side, from_bytes, to_bytes, stage| Move {
+        vm: "vm1".into(),
+        side,
+        from_bytes,
+        to_bytes,
+        stage,
+        ..Move::default()
+    };
+    let moves =
+        vec![change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done), change(Side::Guest, less, more, Stage::Begun)];
+    record.intent = Some(Intent { at_s: world.at.unix_s, moves });
+    // The next one does not look at guests.
+    let (terms, guests) = (world.settings.guests.take(), std::mem::take(&mut world.guests));
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    world.run(3, |_| {});
+    assert!(world.planner.record().intent.is_none());
+    (world.settings.guests, world.guests) = (terms, guests);
+    world.replace_daemon(Duration::from_secs(3));
+    world.run(3, |_| {});
+    assert_eq!(world.guests["vm1"].target, more, "{:?}", world.steps);
 }

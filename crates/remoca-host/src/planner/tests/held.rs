@@ -205,3 +205,17 @@ fn guests_that_have_not_told_of_their_memory_yet_are_waited_for() {
     world.run(2, |_| {});
     assert!(!world.planner.is_moving(), "but not for ever");
 }
+
+#[test]
+fn a_guest_that_is_not_asked_when_memory_is_returned_costs_its_cache_nothing() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    while phase(&world) != Phase::Return || world.planner.record().intent.is_some() {
+        world.run(1, |_| {});
+    }
+    let (at, time) = (world.at, Duration::from_secs(600));
+    world.planner.guests.get_mut("vm0").unwrap().stop_asking(at, time, "its balloon did not follow".into());
+    world.hear_next();
+    let moves = world.planner.record().intent.map(|intent| intent.moves).unwrap_or_default();
+    assert!(!moves.iter().any(|change| change.vm == "vm0"), "{moves:?}");
+    assert_eq!(phase(&world), Phase::End);
+}

@@ -232,3 +232,30 @@ fn a_guest_that_lends_nothing_now_says_why_and_for_how_long() {
     let later = Moment { now: 10 * WINDOW, unix_s: START.unix_s + 600 };
     assert!(guest.objection(later, HOME).unwrap().contains("an earlier size"));
 }
+
+#[test]
+fn a_step_is_a_sixteenth_of_the_guest_and_at_most_64_mib_but_a_unit_if_that_is_more() {
+    let large = 4096 * UNIT;
+    let mut of_large = KnownGuest::new(START, WINDOW, None);
+    let available_bytes = Some(large / 2);
+    of_large.hear(Ok(GuestMemory { boot_bytes: large, available_bytes, ..memory(large) }));
+    of_large.hear_resident(START.now, Some(large));
+    assert_eq!(step(&of_large), Some(large - (64 << 20)));
+    let with_unit = |units: u64| guest().next_step(START, &Limits::default(), units * UNIT);
+    assert_eq!([16, 48].map(with_unit), [Some(HOME - 16 * UNIT), Some(HOME - 48 * UNIT)]);
+    assert_eq!(with_unit(64), None, "it is more than it lends in a round");
+}
+
+#[test]
+fn no_more_is_a_guests_own_than_it_has_at_boot() {
+    let mut guest = guest();
+    guest.hear_resident(START.now, Some(2 * HOME));
+    assert_eq!(guest.sizes.unwrap().home_bytes, HOME);
+    guest.rebase();
+    guest.ask(100 * UNIT);
+    // It is booted with less.
+    guest.hear(Ok(GuestMemory { boot_bytes: 64 * UNIT, ..memory(64 * UNIT) }));
+    let sizes = guest.sizes.unwrap();
+    assert_eq!((sizes.home_bytes, sizes.base_bytes), (64 * UNIT, 64 * UNIT));
+    assert_eq!((guest.taken(), guest.lent(), guest.missing()), (0, 0, None));
+}

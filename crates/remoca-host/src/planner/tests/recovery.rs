@@ -328,3 +328,17 @@ fn an_intent_that_cannot_be_written_is_not_executed() {
     assert!(planner.report(world.at).decisions[0].outcome.contains("cannot be written"));
     assert_eq!(world.planner.next_step(world.at), None, "and nothing is given");
 }
+
+#[test]
+fn a_vm_that_answers_and_keeps_its_size_is_not_asked_again_for_ten_windows() {
+    let mut world = World::new(vec![
+        Process::new(Shape::Cliff(130), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Claims(500), 66),
+    ]);
+    world.run(60, |_| {});
+    assert_eq!(world.steps.len(), 1, "{:?}", world.steps);
+    assert!(world.planner.report(world.at).decisions[0].outcome.ends_with("it kept its size"));
+    world.run(10, |_| {});
+    assert_eq!(world.steps.len(), 2, "{:?}", world.steps);
+}

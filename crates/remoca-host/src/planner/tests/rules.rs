@@ -3,7 +3,7 @@
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
 use crate::curve::Curve;
 use crate::limits::Limits;
-use crate::plan::{Memory, Plan, Policy, Standing, Subject};
+use crate::plan::{Memory, Plan, Policy, Standing, Subject, Why};
 use crate::planner::Settings;
 use crate::testing::curve_status;
 use remoca_protocol::control::{CurveGrid, CurvePoint, CurveStatus};
@@ -52,6 +52,7 @@ fn a_dry_run_says_it_once_and_changes_nothing() {
     assert_eq!((gains.has_bytes, gains.target_bytes, gains.baseline_bytes), (100 * UNIT, 133 * UNIT, 100 * UNIT));
     assert_eq!((gains.miss_ratio, gains.miss_ratio_then), (Some(1.), Some(0.05)));
     assert!(gains.saved_ms_per_s.unwrap() > 0. && report.geometric_mean.unwrap() < 0.5);
+    assert_eq!(report.state, "would change sizes; --apply does");
 }
 
 #[test]
@@ -312,4 +313,69 @@ fn what_others_have_too_much_comes_back_although_one_cannot_be_changed() {
     let other = |has| subject(has, Standing::Keeps, true);
     assert!(targets(&[never(), other(40)]).is_err());
     assert_eq!(targets(&[never(), other(40), other(30)]), Ok(vec![60, 20, 20]));
+}
+
+#[test]
+fn a_vm_gets_no_more_than_its_guest_fills_in_ten_minutes() {
+    let memory = Memory { total_bytes: TOTAL * UNIT, unit_bytes: UNIT };
+    let of_gainer = |cliff: u32, reads_per_s: f64| {
+        let curves = [Shape::Cliff(cliff), Shape::Flat(50)].map(|shape| shape.curve(0));
+        let subject = |(curve, reads_per_s)| Subject {
+            has_bytes: 100 * UNIT,
+            has: 100,
+            least: 1,
+            most: 200,
+            own: 0,
+            weight: 1.,
+            bound: 0.25,
+            reads_per_s: Some(reads_per_s),
+            standing: Standing::Free(curve),
+            is_known: true,
+        };
+        let subjects: Vec<Subject<'_>> = curves.iter().zip([reads_per_s, 1000.]).map(subject).collect();
+        let plan = Plan::new(&subjects, memory, Policy::Optimal).unwrap();
+        (plan.rows[0].target, plan.rows[0].why)
+    };
+    // Ten blocks that miss in each second are eleven units in ten minutes.
+    assert_eq!(of_gainer(105, 10.), (108, Why::Gains));
+    assert_eq!(of_gainer(108, 10.), (111, Why::Gains));
+    assert_eq!(of_gainer(109, 10.), (100, Why::Best));
+    assert_eq!(of_gainer(105, 0.5), (100, Why::Idle));
+    // Its reads would spare less than the pages that move.
+    assert_eq!(of_gainer(105, 7.), (100, Why::NotWorth));
+}
+
+#[test]
+fn a_unit_is_the_smallest_of_which_there_are_not_too_many() {
+    let bytes = [0, 1, 2048 * UNIT, 2048 * UNIT + 1, 4096 * UNIT + 1, 1 << 46];
+    assert_eq!(bytes.map(crate::planner::unit_of), [UNIT, UNIT, UNIT, 2 * UNIT, 4 * UNIT, 32 << 30]);
+}
+
+/// Guests had lent what the minimums need beyond the total, say, and took it back.
+#[test]
+fn what_is_beyond_the_minimums_comes_back_although_these_are_more_than_the_total() {
+    let memory = Memory { total_bytes: 60 * UNIT, unit_bytes: UNIT };
+    let targets = |sizes: [(usize, usize); 2], is_known: bool| -> Result<Vec<usize>, String> {
+        let subject = |(has, least): (usize, usize)| Subject {
+            has_bytes: has as u64 * UNIT,
+            has,
+            least,
+            most: least.max(60),
+            own: 0,
+            weight: 1.,
+            bound: 0.25,
+            reads_per_s: None,
+            standing: Standing::Keeps,
+            is_known,
+        };
+        Ok(Plan::new(&sizes.map(subject), memory, Policy::Optimal)?.rows.iter().map(|row| row.target).collect())
+    };
+    assert_eq!(targets([(50, 40), (30, 25)], true), Ok(vec![40, 25]));
+    assert_eq!(targets([(20, 40), (50, 25)], true), Ok(vec![20, 25]));
+    // Nobody has too much, or nobody knows it.
+    for (sizes, is_known) in [([(30, 40), (30, 25)], true), ([(50, 40), (30, 25)], false)] {
+        assert_eq!(targets(sizes, is_known), Err("the total is less than the minimums of all VMs".into()));
+    }
+    // A mistake in one file costs the others nothing.
+    assert!(targets([(50, 61), (30, 1)], true).is_err());
 }

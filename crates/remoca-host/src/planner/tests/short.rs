@@ -324,3 +324,17 @@ fn what_a_guest_has_got_back_is_no_longer_on_its_way() {
         assert_eq!(world.planner.on_its_way(world.at.now), units * UNIT, "{of_vm0:?}");
     }
 }
+
+#[test]
+fn help_is_half_of_the_reserve_in_whole_mib() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let less = world.guests["vm1"].target;
+    assert!(HOME * UNIT - less > 5 << 20, "{:?}", sizes(&world));
+    world.settings.guests.as_mut().unwrap().reserve_bytes = 5 << 20;
+    world.replace_daemon(Duration::ZERO);
+    world.guest("vm1").manner = ALWAYS;
+    let steps = world.steps.len();
+    world.run(1, |_| {});
+    assert_eq!(told(&world, steps)[0].1, less + (2 << 20), "{:?}", &world.steps[steps..]);
+}
