@@ -475,6 +475,23 @@ mod tests {
         assert_eq!(answer.try_recv().unwrap(), Ok(0));
     }
 
+    /// A process that got the disk without a word assumes that the guest sends no flushes. What the former one completed may not be
+    /// durable.
+    #[test]
+    fn a_write_cache_that_was_only_assumed_to_be_off_is_flushed_when_it_is_switched_off() {
+        let (mut device, io) =
+            VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
+        device.inherit_write_cache(false);
+        let (reply, answer) = sync_channel(1);
+        io.commands.send(Envelope { command: Command::SetWriteback(false), reply }).unwrap();
+        wake::raise(&io.wake);
+        device.handle_events().unwrap();
+        let flush = device.pop().expect("what was completed before becomes durable");
+        assert!(answer.try_recv().is_err());
+        device.complete(flush, Status::Ok);
+        assert_eq!(answer.try_recv().unwrap(), Ok(0));
+    }
+
     #[test]
     fn a_write_cache_is_not_off_while_another_process_may_still_make_its_writes_durable() {
         let (mut device, io) =

@@ -105,9 +105,9 @@ impl VhostDevice {
     }
 
     fn set_writeback(&mut self, writeback: bool, reply: SyncSender<Reply>) {
-        let switched_off = self.write_cache.is_on() && !writeback;
         self.write_cache.set(writeback);
-        if switched_off {
+        // Also if it was off here: that may have been an assumption, and another process may have completed writes.
+        if !writeback {
             return self.wait_until(Until::CacheFlushed { handed_out: false }, reply);
         }
         // Fails only if the control thread is gone.
