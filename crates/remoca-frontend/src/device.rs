@@ -117,6 +117,13 @@ impl Frontend {
         }
     }
 
+    /// Assumes that the guest has no write cache, because the process that had the disk has said nothing of it.
+    pub fn assume_no_write_cache(&mut self) {
+        if let Self::Vhost(device) = self {
+            device.assume_no_write_cache();
+        }
+    }
+
     /// Returns the attachment of the front end that is connected. Returns `None` if none is, and for an NBD export.
     pub fn attachment(&self) -> Option<Attachment> {
         match self {

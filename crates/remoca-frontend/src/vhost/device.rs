@@ -57,6 +57,9 @@ pub struct VhostDevice {
     /// What the front end knows of the size.
     audience: Audience,
     write_cache: Arc<WriteCache>,
+    /// Whether a former process may have completed writes that are not durable yet, and a guest that says it has no write cache
+    /// is to find them so.
+    owes_flush: bool,
     memory: Arc<GuestMemory>,
     /// Of the guest's memory.
     footprint: Footprint,
@@ -127,6 +130,7 @@ impl VhostDevice {
             audience: Audience::new(capacity.bytes()),
             capacity,
             write_cache,
+            owes_flush: false,
             memory: Arc::default(),
             footprint: Footprint::default(),
             connected: false,
@@ -320,12 +324,21 @@ impl VhostDevice {
         let is_on = is_on && self.write_cache.is_on();
         self.write_cache.set(is_on);
         self.queues.iter().for_each(|queue| queue.note_write_cache(is_on));
+        self.owes_flush = false;
+    }
+
+    /// Assumes that the guest has no write cache, because the process that had the disk has said nothing: neither of the write
+    /// cache, nor whether everything that it completed is durable.
+    pub fn assume_no_write_cache(&mut self) {
+        self.inherit_write_cache(false);
+        self.owes_flush = true;
     }
 
     /// Resets the write cache to on, because the disk goes to another process. The guest goes there too, or it sets its
     /// write cache again.
     pub fn forget_write_cache(&mut self) {
         self.write_cache.set(true);
+        self.owes_flush = false;
     }
 
     /// Returns the attachment of the front end that is connected, or `None` if none is.
@@ -475,21 +488,30 @@ mod tests {
         assert_eq!(answer.try_recv().unwrap(), Ok(0));
     }
 
-    /// A process that got the disk without a word assumes that the guest sends no flushes. What the former one completed may not be
-    /// durable.
     #[test]
-    fn a_write_cache_that_was_only_assumed_to_be_off_is_flushed_when_it_is_switched_off() {
+    fn a_write_cache_that_was_only_assumed_to_be_off_is_flushed_once_when_it_is_switched_off() {
         let (mut device, io) =
             VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
-        device.inherit_write_cache(false);
-        let (reply, answer) = sync_channel(1);
-        io.commands.send(Envelope { command: Command::SetWriteback(false), reply }).unwrap();
-        wake::raise(&io.wake);
-        device.handle_events().unwrap();
+        let switch = |device: &mut VhostDevice, writeback| {
+            let (reply, answer) = sync_channel(1);
+            io.commands.send(Envelope { command: Command::SetWriteback(writeback), reply }).unwrap();
+            wake::raise(&io.wake);
+            device.handle_events().unwrap();
+            answer
+        };
+        device.assume_no_write_cache();
+        let answer = switch(&mut device, false);
         let flush = device.pop().expect("what was completed before becomes durable");
         assert!(answer.try_recv().is_err());
         device.complete(flush, Status::Ok);
         assert_eq!(answer.try_recv().unwrap(), Ok(0));
+        assert_eq!(switch(&mut device, false).try_recv().unwrap(), Ok(0));
+        // One that is known to be off has nothing to flush, and where it is on, the guest flushes.
+        device.inherit_write_cache(false);
+        assert_eq!(switch(&mut device, false).try_recv().unwrap(), Ok(0));
+        device.assume_no_write_cache();
+        assert_eq!(switch(&mut device, true).try_recv().unwrap(), Ok(0));
+        assert!(device.pop().is_none());
     }
 
     #[test]

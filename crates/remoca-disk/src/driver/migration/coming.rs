@@ -203,9 +203,13 @@ impl Migration {
         let stayed = |at: usize| own.get(at).filter(|(_, attachment)| lasts(attachment)).map(|(is_on, _)| *is_on);
         let mut is_assumed = false;
         for (at, disk) in vm.guests.disks_mut().iter_mut().enumerate() {
-            let known = told.get(at).copied().or_else(|| stayed(at));
-            disk.frontend.inherit_write_cache(known.unwrap_or(false));
-            is_assumed |= known.is_none() && !disk.frontend.write_cache();
+            match told.get(at).copied().or_else(|| stayed(at)) {
+                Some(is_on) => disk.frontend.inherit_write_cache(is_on),
+                None => {
+                    disk.frontend.assume_no_write_cache();
+                    is_assumed |= !disk.frontend.write_cache();
+                }
+            }
         }
         for (disk, failed) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes) {
             if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {

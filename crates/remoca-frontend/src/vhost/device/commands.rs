@@ -105,9 +105,10 @@ impl VhostDevice {
     }
 
     fn set_writeback(&mut self, writeback: bool, reply: SyncSender<Reply>) {
+        let switched_off = (self.write_cache.is_on() || self.owes_flush) && !writeback;
         self.write_cache.set(writeback);
-        // Also if it was off here: that may have been an assumption, and another process may have completed writes.
-        if !writeback {
+        self.owes_flush &= writeback;
+        if switched_off {
             return self.wait_until(Until::CacheFlushed { handed_out: false }, reply);
         }
         // Fails only if the control thread is gone.
