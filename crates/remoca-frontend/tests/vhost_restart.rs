@@ -346,6 +346,38 @@ fn a_switched_off_write_cache_stays_off() {
     assert!(!second.plan.write_cache.load(SeqCst), "no write may complete before it is durable");
 }
 
+/// Its record says what this process assumed. The hypervisor would wait within its message, perhaps for a disk that hangs.
+#[test]
+fn a_front_end_that_connects_waits_for_no_flush_that_is_owed() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
+    device.assume_no_write_cache();
+    let connecting = std::thread::spawn(move || {
+        let mut guest = TestGuest::new(options());
+        guest.connect(&socket).unwrap();
+        guest.disconnect();
+        guest.connect(&socket).unwrap();
+        guest
+    });
+    turn_until(&mut device, "the guest", |_| connecting.is_finished());
+    let mut guest = connecting.join().unwrap();
+    assert!(device.pop().is_none());
+    // It is still owed when the guest itself says that it has no write cache.
+    let mut frontend = guest.frontend().clone();
+    let switch = std::thread::spawn(move || {
+        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
+        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0]).unwrap();
+    });
+    turn_until(&mut device, "the flush", |device| {
+        let Some(flush) = device.pop() else { return false };
+        device.complete(flush, Status::Ok);
+        true
+    });
+    turn_until(&mut device, "the answer", |_| switch.is_finished());
+    switch.join().unwrap();
+}
+
 #[test]
 fn without_a_record_a_queue_starts_at_its_base() {
     let folder = tempfile::tempdir().unwrap();

@@ -28,11 +28,13 @@ const SLOW_PAUSE_NS: u64 = 60_000_000_000;
 const SLOW_FACTOR: u64 = 4;
 
 impl Pools {
-    /// Stops sending pages to a pool of `pages` pages. It keeps what it has until the others have its share.
+    /// Stops sending pages to a pool of `pages` pages. It keeps what it has until the others have its share, or nothing if nothing is
+    /// wanted.
     pub(super) fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason, pages: PageCount) {
+        let is_wanted = self.wanted() > PageCount(0);
         let pool = self.pool_mut(number);
         if pool.drain.is_none_or(|drain| drain.reason != reason) {
-            let kept = if reason == DrainReason::Unlisted { pages } else { PageCount(0) };
+            let kept = if reason == DrainReason::Unlisted && is_wanted { pages } else { PageCount(0) };
             pool.drain = Some(Drain { reason, since: now, pages, kept, look_at: now.plus_ns(LOOK_NS) });
         }
     }

@@ -48,8 +48,8 @@ impl Pools {
         self.share_local(now, index, actions);
         let members: Vec<_> = self.members().collect();
         if members.is_empty() {
-            // What is drained becomes smaller with the cache all the same.
-            self.share_drained(self.wanted_without_lost(index), self.slots_each(), index, actions);
+            // What is drained becomes smaller with the cache all the same. It makes no room for lost pools, which may not return.
+            self.share_drained(self.wanted(), self.slots_each(), index, actions);
             return;
         }
         let mut shares: Vec<_> = members.iter().map(|number| self.share_of(*number)).collect();

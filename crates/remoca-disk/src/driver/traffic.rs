@@ -31,7 +31,7 @@ impl Vm {
                 }
                 News::Rejoined => {
                     if let Err(why) = self.servers.rejoin(&self.host, server) {
-                        self.lose_session(server, &why);
+                        self.lose_connection(server, &why);
                     }
                 }
                 News::Over(why) => self.lose_session(server, &why),

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(5);
-/// A server that was back for longer than this, the pause included, is asked at once when it is away again.
+/// Time after which a server that came back counts as one that stays: when it is away again, the pauses begin anew.
 const LASTING: Duration = Duration::from_secs(10);
 
-/// Sessions whose server is away.
+/// Sessions whose server is away, or was.
 #[derive(Default)]
 pub(super) struct Rejoins(Vec<Rejoin>);
 
@@ -21,7 +21,7 @@ struct Rejoin {
     /// Time of the next attempt to connect: `None` while one is under way, or the server is back.
     next: Option<Next>,
     backoff: Duration,
-    /// When the server was back.
+    /// When the server came back, until it is asked again.
     back_at: Option<Instant>,
 }
 

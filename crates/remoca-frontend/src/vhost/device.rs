@@ -57,8 +57,8 @@ pub struct VhostDevice {
     /// What the front end knows of the size.
     audience: Audience,
     write_cache: Arc<WriteCache>,
-    /// Whether a former process may have completed writes that are not durable yet, and a guest that says it has no write cache
-    /// is to find them so.
+    /// Whether another process may have completed writes that are not durable yet. They become so when the guest switches its
+    /// write cache off.
     owes_flush: bool,
     memory: Arc<GuestMemory>,
     /// Of the guest's memory.

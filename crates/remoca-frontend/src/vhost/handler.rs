@@ -381,7 +381,8 @@ impl VhostUserBackendReqHandlerMut for Handler {
         wake::keep(&file).map_err(failure)?;
         let region = InflightRegion::open(file, given.mmap_size, given.mmap_offset, given.num_queues, given.queue_size);
         let region = Arc::new(region.map_err(failure)?);
-        if let Some(writeback) = region.writeback() {
+        // What is known already asks for no flush, for which the hypervisor would wait within this message.
+        if let Some(writeback) = region.writeback().filter(|writeback| *writeback != self.io.write_cache.is_on()) {
             self.set_writeback_cache(writeback)?;
         }
         self.inflight = Some(region);

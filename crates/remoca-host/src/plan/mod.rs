@@ -2,7 +2,8 @@
 //!
 //! Called by the planner; calls `remoca_core::allocation` for the best division. In units of memory:
 //! 1. The targets add up to at most the total, unless VMs that cannot be changed have too much already. Then all others are cut to their
-//!    shares by weight, if those that ever said what they have are beyond the total. If minimums are more than the total, they are cut to their minimums.
+//!    shares by weight, if those that ever said what they have are beyond the total. If all minimums together are more than the total, they
+//!    are cut to these, or to what their guests have lent if that is more.
 //! 2. No target is below the VM's floor: its minimum, and the least size within its isolation bound; or what it has, if that is less and the
 //!    rest is with VMs without a curve.
 //! 3. While all have more than the total, VMs with no more than their share by weight give nothing, as far as that suffices.
@@ -23,13 +24,25 @@ impl Plan {
     /// # Errors
     /// Why there is no division; then everybody keeps what he has.
     pub fn new(subjects: &[Subject<'_>], memory: Memory, policy: Policy) -> Result<Self, String> {
-        let known = subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes));
         let units = memory.units();
-        // If minimums are more than the total, what is beyond them comes back all the same, unless one alone is more than that.
+        let why = match baseline(subjects, units) {
+            Ok(baseline) => return Self::within(subjects, memory, policy, &baseline),
+            Err(why) => why,
+        };
+        // What is beyond the minimums comes back all the same, unless one alone is more than the total.
+        if known_bytes(subjects) <= memory.total_bytes || subjects.iter().any(|vm| vm.least > units) {
+            return Err(why);
+        }
         let least = subjects.iter().fold(0, |sum: usize, vm| sum.saturating_add(vm.least.max(vm.own)));
-        let may_cut = known > memory.total_bytes && subjects.iter().all(|vm| vm.least <= units);
-        let baseline = baseline(subjects, if may_cut { units.max(least) } else { units })?;
-        let mut floors: Vec<usize> = subjects.iter().zip(&baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
+        let plan = Self::within(subjects, memory, policy, &baseline(subjects, least)?)?;
+        // If nothing is, the operator has to hear what is wrong.
+        let cuts = plan.rows.iter().zip(subjects).any(|(row, vm)| row.target < vm.has);
+        if cuts { Ok(plan) } else { Err(why) }
+    }
+
+    /// Divides `memory` among the VMs, whose shares by weight are `baseline`.
+    fn within(subjects: &[Subject<'_>], memory: Memory, policy: Policy, baseline: &[usize]) -> Result<Self, String> {
+        let mut floors: Vec<usize> = subjects.iter().zip(baseline).map(|(vm, baseline)| vm.floor(*baseline)).collect();
         let mut held = vec![None; subjects.len()];
         let is_over = subjects.iter().fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes)) > memory.total_bytes;
         for (at, vm) in subjects.iter().enumerate() {
@@ -55,7 +68,7 @@ impl Plan {
         }
         let mut division = Division { subjects, floors: &floors, memory, held };
         if !division.fits(&targets) {
-            if known <= memory.total_bytes {
+            if known_bytes(subjects) <= memory.total_bytes {
                 return Err("VMs that cannot be changed have more than the others could spare".into());
             }
             // What the others have too much comes back all the same.
@@ -64,12 +77,17 @@ impl Plan {
                     targets[at] = vm.has.min(baseline[at]);
                 }
             }
-            return Ok(division.explain(&targets, &baseline));
+            return Ok(division.explain(&targets, baseline));
         }
         match policy {
             Policy::Optimal => targets = division.worthwhile(&targets)?,
-            Policy::Greedy | Policy::Esx | Policy::Equal => division.compare(policy, &mut targets, &baseline)?,
+            Policy::Greedy | Policy::Esx | Policy::Equal => division.compare(policy, &mut targets, baseline)?,
         }
-        Ok(division.explain(&targets, &baseline))
+        Ok(division.explain(&targets, baseline))
     }
+}
+
+/// Returns the sum of what the VMs have that ever said what they have.
+fn known_bytes(subjects: &[Subject<'_>]) -> u64 {
+    subjects.iter().filter(|vm| vm.is_known).fold(0, |sum: u64, vm| sum.saturating_add(vm.has_bytes))
 }

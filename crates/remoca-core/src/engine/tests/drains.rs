@@ -130,6 +130,35 @@ fn drained_pools_alone_become_smaller_with_the_cache_and_are_left_when_it_is_off
     assert_eq!(cluster.bench.engine.status().granted, PageCount(0));
 }
 
+/// The other pool may never return. If it does, each has its part.
+#[test]
+fn a_drained_pool_alone_discards_nothing_for_a_lost_one_and_is_no_larger_than_the_cache() {
+    for (pages, alone) in [(40, PART), (20, 20)] {
+        let (mut cluster, _) = draining();
+        cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+        cluster.lose(B);
+        cluster.bench.engine.resize(cluster.bench.now, PageCount(pages), PageCount(0));
+        assert_eq!(cluster.settle(), []);
+        assert_eq!(cluster.granted(), [alone]);
+        let warm = cluster.warm(B, PART);
+        cluster.bench.engine.handle_answer(cluster.bench.now, B, warm);
+        assert_eq!(cluster.settle(), [Action::Use(B)]);
+        assert_eq!(cluster.granted(), [pages / 2; 2]);
+    }
+}
+
+/// A process that has only a local tier finds a pool of its predecessor at a server that has left the list.
+#[test]
+fn a_pool_that_is_drained_while_nothing_is_wanted_is_left_at_once() {
+    let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(0), PageCount(0));
+    assert_eq!(cluster.settle(), []);
+    let of_a = cluster.bench.engine.pools.at(A).expect("A has a pool");
+    let (reason, pages) = (super::super::pool::DrainReason::Unlisted, PageCount(PART));
+    cluster.bench.engine.pools.drain(cluster.bench.now, of_a, reason, pages);
+    assert_eq!(cluster.settle(), [Action::Leave(A)]);
+}
+
 /// A page that is hit leaves the pool: the guest has it, and when it is evicted, another pool takes it.
 #[test]
 fn what_is_read_from_a_drained_pool_goes_to_another_one() {

@@ -373,7 +373,8 @@ fn what_is_beyond_the_minimums_comes_back_although_these_are_more_than_the_total
     assert_eq!(targets([(50, 40), (30, 25)], true), Ok(vec![40, 25]));
     assert_eq!(targets([(20, 40), (50, 25)], true), Ok(vec![20, 25]));
     // Nobody has too much, or nobody knows it.
-    for (sizes, is_known) in [([(30, 40), (30, 25)], true), ([(50, 40), (30, 25)], false)] {
+    for (sizes, is_known) in [([(40, 40), (25, 25)], true), ([(30, 40), (30, 25)], true), ([(50, 40), (30, 25)], false)]
+    {
         assert_eq!(targets(sizes, is_known), Err("the total is less than the minimums of all VMs".into()));
     }
     // A mistake in one file costs the others nothing.
