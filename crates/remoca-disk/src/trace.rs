@@ -66,7 +66,7 @@ pub struct TraceWriter {
     /// Records lost since the last frame that was kept.
     untold: u32,
     lost: u64,
-    /// How long [`Self::end`] waits.
+    /// Time for which [`Self::end`] waits for the thread.
     patience: Duration,
     shared: Arc<Shared>,
     wake_up: WakeUp,

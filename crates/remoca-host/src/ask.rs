@@ -77,7 +77,7 @@ impl Processes {
         Self::with_patience(resource, PATIENCE, SET_PATIENCE)
     }
 
-    /// Returns the same, which have so long to answer to what a look asks, and to a new size.
+    /// Returns processes that have `patience` to answer what a look asks, and `set_patience` to answer a new size.
     pub(super) fn with_patience(resource: Resource, patience: Duration, set_patience: Duration) -> Self {
         Self { resource, patience, set_patience, late: BTreeMap::new(), told: None }
     }

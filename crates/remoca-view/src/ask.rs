@@ -45,7 +45,7 @@ impl Drop for Question {
 }
 
 impl Asker {
-    /// Returns what waits so long for an answer.
+    /// Returns what waits for an answer for `patience` at most.
     pub(super) fn with_patience(patience: Duration) -> Self {
         Self { waiting: HashMap::new(), patience }
     }

@@ -300,7 +300,7 @@ impl MissRatioCurve {
     fn lower(&mut self, threshold: u64) {
         self.threshold = self.threshold.min(threshold);
         self.older.threshold = self.older.threshold.min(threshold);
-        // Most of what was too much may be of the older sample. Whether all pages are too many is found out when they are seen again.
+        // Most blocks of a queue that is too full may be of the older sample, so this says nothing of the rate at which all pages are seen again.
         self.raised_from = self.raised_from.map(|from| from.min(self.threshold));
     }
 

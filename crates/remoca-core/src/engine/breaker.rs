@@ -165,7 +165,7 @@ impl Breaker {
         }
         match &mut self.open {
             None if was_probe => {
-                // What the probe itself took at the disk may have put the next one off.
+                // The time that the disk took for the probe may just have put the next one off.
                 self.reads_until_probe = 0;
                 self.consecutive_probe_losses += 1;
                 self.consecutive_probe_losses >= PROBE_LOSSES_MAX && self.open(now)

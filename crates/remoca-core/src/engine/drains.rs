@@ -87,7 +87,7 @@ impl Pools {
     ) where
         M: DerefMut<Target = [u32]>,
     {
-        // One that becomes smaller will have its share alone.
+        // A pool that is becoming smaller will keep no more than its share.
         let members = self.begun().iter().filter(|pool| pool.is_member());
         let has: u64 = members.map(|pool| u64::from(pool.size.granted().min(pool.size.share()).0)).sum();
         let left = u64::from(wanted.0).saturating_sub(has);
@@ -111,14 +111,14 @@ impl Pools {
         self.begun().iter().filter(|pool| pool.is_member()).map(|pool| u64::from(pool.size.granted().0)).sum()
     }
 
-    /// Returns whether the pools that have a share were granted all that is wanted, or nothing is.
+    /// Returns whether the pools that have a share were granted all that is wanted, or nothing is wanted.
     fn members_have_all(&self) -> bool {
         let (is_any, wanted) = (self.has_members(), u64::from(self.wanted().0));
         (is_any || wanted == 0) && self.granted_to_members() >= wanted
     }
 
     /// Returns the pools to leave, because the others have their share or the drain took too long. A slow pool for which the
-    /// others have no room after all, or that is left alone, gets its share back instead.
+    /// others have no room after all, or beside which no other has a share, gets its share back instead.
     pub(super) fn end_drains(&mut self, now: Nanos) -> Vec<PoolIndex> {
         let (have_all, is_alone) = (self.members_have_all(), !self.has_members());
         let overdue = |drain: Drain| now >= drain.since.plus_ns(DRAIN_MAX_NS);

@@ -377,18 +377,18 @@ impl Placement {
         Seat::new(now, choice)
     }
 
-    /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending. Without a
-    /// session, that is as long as there may be another pool; a server that has come too early for one is asked again later.
+    /// Releases the connections of servers that answered and were not chosen. Does nothing while the choice is pending: without a
+    /// session it is, unless there is no room for another pool. A server that is released then is asked again later.
     pub(super) fn release(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
-        let is_early = need.seats == 0 && !need.can_add;
-        if need.seats == 0 && !is_early || self.looking {
+        let is_first = need.seats == 0;
+        if is_first && need.can_add || self.looking {
             return;
         }
         for server in &mut self.servers {
             if matches!(server.state, State::Answered(..)) {
                 actions.push_back(Action::Release(server.number));
                 server.state = State::Idle(now);
-                if is_early {
+                if is_first {
                     server.fail(now, &mut self.random);
                 }
             }

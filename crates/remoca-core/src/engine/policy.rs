@@ -58,7 +58,7 @@ impl Turns {
 /// Entry of a shadow cache.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// How many sampled contents it stands for.
+    /// Number of sampled contents for which it stands.
     weight: u32,
     /// Whether it came as a page of a class: it may be none of the contents that are sampled when all pages are sent.
     is_of_class: bool,

@@ -210,7 +210,7 @@ impl Streams {
         disk.in_flight += 1;
         let continues_after = disk.end.replace(range.end()).filter(|end| is_near(*end, range));
         if continues_after.is_none() {
-            // What was found ahead of a stream before may be cached no more.
+            // What was found ahead of an earlier stream may no longer be cached.
             disk.ahead = 0..0;
         }
         continues_after.map(|end| range.offset - end)
@@ -225,17 +225,16 @@ impl Streams {
     /// Notes a completed disk read and what it cost. After one that failed the disk is preferred to no pool until its costs are known
     /// again.
     pub(super) fn end_io(&mut self, now: Nanos, disk: DiskIndex, range: ByteRange, io: &DiskIo, is_ok: bool) {
-        if !is_ok {
-            // The read may wait for its pools alone now, and is a value of them as any other one.
-            self.comparison = None;
-        }
         let disk = self.disk(disk);
         disk.in_flight -= 1;
         let before = std::mem::replace(&mut disk.progress, now);
         if !is_ok {
             (disk.continued, disk.apart, disk.whole) = Default::default();
+            // If it was this read that was compared, it may wait for its pools alone now. Its cost is then noted as that of any other.
+            self.comparison = None;
+            return;
         }
-        if !is_ok || !io.is_undisturbed {
+        if !io.is_undisturbed {
             return;
         }
         // The disk passes a gap as if it read it.

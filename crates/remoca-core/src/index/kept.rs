@@ -24,7 +24,7 @@ impl<M: Words> CacheIndex<M> {
         PageCount(self.slots.pool_capacity(pool))
     }
 
-    /// Returns how many of these slots of a pool have not [lost](Self::lose_from) their page.
+    /// Returns the number of slots of a pool that have not [lost](Self::lose_from) their page.
     pub fn kept_capacity(&self, pool: PoolIndex) -> PageCount {
         PageCount(self.slots.pool_kept(pool))
     }

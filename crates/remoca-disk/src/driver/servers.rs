@@ -258,6 +258,9 @@ impl Servers {
     }
 
     /// Watches the new connection of the session with this server.
+    ///
+    /// # Errors
+    /// If the system cannot watch its socket.
     pub(super) fn rejoin(&mut self, host: &Host, server: ServerNumber) -> Result<(), String> {
         let watched = self.session(server).map_or(Ok(()), |session| watch(session, host));
         watched.map_err(|error| format!("its socket cannot be watched: {error}"))

@@ -356,6 +356,7 @@ impl Warmth {
         };
         if let Err(error) = state.replace_with(new) {
             tracing::warn!("the state file cannot be replaced: {error}. A restart will find the cache cold.");
+            // It has removed the former file, so there is none to abandon.
             self.state = None;
             return;
         }

@@ -21,7 +21,7 @@ struct Rejoin {
     /// Time of the next attempt to connect: `None` while one is under way, or the server is back.
     next: Option<Next>,
     backoff: Duration,
-    /// When the server came back, until it is asked again.
+    /// Time at which the server came back; `None` once it is asked again.
     back_at: Option<Instant>,
 }
 

@@ -305,7 +305,7 @@ impl ServerLink {
         true
     }
 
-    /// Gives up the waiting connection to this server, and a pool that this process may have there, unless a session has that.
+    /// Gives up the waiting connection to this server, and a pool that this process may have there, unless a session uses that pool.
     pub fn release(&mut self, number: ServerNumber) {
         let waiting = self.take_waiting(number).filter(|_| !self.sessions.contains(number));
         if let Some(socket) = waiting.and_then(|waiting| waiting.socket) {

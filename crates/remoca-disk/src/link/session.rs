@@ -18,7 +18,8 @@ use std::time::Instant;
 const RECEIVE_BYTES: usize = 256 * 1024;
 /// Number of frames handled before other events get their turn.
 const FRAMES_PER_TURN: usize = 512;
-/// Bytes of answers to a server that takes memory back again and again and reads none of them.
+/// Maximum number of bytes that wait for the server of a mapped pool. One that takes memory back again and again, and reads no answer,
+/// would make the queue grow without a limit.
 const UNREAD_BYTES_MAX: usize = 64 * 1024;
 
 /// The outcome of receiving from the socket.
@@ -337,7 +338,7 @@ impl Session {
                     Some(mapped) => {
                         let out = self.out.following();
                         if out.len() > UNREAD_BYTES_MAX {
-                            return Err(io::Error::other("it reads no answers"));
+                            return Err(io::Error::other("it takes memory back, and reads no answers"));
                         }
                         mapped.hear(&frame, self.granted, out)
                     }

@@ -34,10 +34,10 @@ impl Plan {
             return Err(why);
         }
         let least = subjects.iter().fold(0, |sum: usize, vm| sum.saturating_add(vm.least.max(vm.own)));
-        let plan = Self::within(subjects, memory, policy, &baseline(subjects, least)?)?;
-        // If nothing is, the operator has to hear what is wrong.
-        let cuts = plan.rows.iter().zip(subjects).any(|(row, vm)| row.target < vm.has);
-        if cuts { Ok(plan) } else { Err(why) }
+        let plan = baseline(subjects, least).and_then(|least| Self::within(subjects, memory, policy, &least));
+        let cuts = |plan: &Self| plan.rows.iter().zip(subjects).any(|(row, vm)| row.target < vm.has);
+        // If nothing is cut, the operator has to hear what is wrong.
+        plan.ok().filter(cuts).ok_or(why)
     }
 
     /// Divides `memory` among the VMs, whose shares by weight are `baseline`.
