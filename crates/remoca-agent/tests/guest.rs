@@ -197,6 +197,7 @@ fn agent_obeys_advice_and_outlives_failures_of_its_port() {
     port.state().failing = false;
     let received = port.state().received;
     guest.run("until tail -n 1 /run/agent.log | grep -q 'sending evicted'; do sleep 0.1; done", LIMIT).unwrap();
+    read_until_all_come(&mut guest, &port);
     wait_until("pages after the failure", || {
         read_data(&mut guest);
         port.state().received > received + 50_000

@@ -80,7 +80,9 @@ fn a_vm_that_is_configured_is_checked_before_it_starts() {
         let mut findings: Vec<serde_json::Value> =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
         // Other programs write to the file system between the two.
-        findings.retain(|finding| finding["what"] != "room");
+        for finding in findings.iter_mut().filter(|finding| finding["what"] == "room") {
+            finding["found"] = serde_json::Value::Null;
+        }
         findings
     };
     assert_eq!(json(&["--json"]), json(&["--output", "json"]));

@@ -464,9 +464,19 @@ fn is_one(content: Fingerprint, of: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ops::Range;
 
     fn content(number: u32) -> Fingerprint {
         Fingerprint([number, 7, number])
+    }
+
+    /// Returns the policy of a cache of so many pages, of which one class is seen, and these contents were evicted.
+    fn with_a_class(pages: u32, evicted: Range<u32>) -> Policy {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(pages));
+        policy.see_class_of(CLASSES);
+        evicted.for_each(|number| policy.note_eviction(content(number)));
+        policy
     }
 
     fn entries(policy: &Policy) -> Vec<u32> {
@@ -620,10 +630,7 @@ mod tests {
 
     #[test]
     fn an_entry_of_a_class_takes_the_room_of_those_that_it_stands_for() {
-        let mut policy = Policy::new();
-        policy.fit(PageCount(8192));
-        policy.see_class_of(CLASSES);
-        (0..100).for_each(|number| policy.note_eviction(content(number)));
+        let mut policy = with_a_class(8192, 0..100);
         assert_eq!((policy.lru.weight, policy.lru.of_class), (64 * 16, 64));
         assert_eq!(entries(&policy)[0], 36);
         policy.see_class_of(1);
@@ -637,10 +644,7 @@ mod tests {
 
     #[test]
     fn entries_of_a_class_stay_while_the_size_changes_a_little() {
-        let mut policy = Policy::new();
-        policy.fit(PageCount(10_000));
-        policy.see_class_of(CLASSES);
-        (0..40).for_each(|number| policy.note_eviction(content(number)));
+        let mut policy = with_a_class(10_000, 0..40);
         policy.fit(PageCount(10_001));
         assert_eq!((policy.lru.weight, policy.lru.of_class), (40 * 8, 40));
     }
@@ -648,10 +652,7 @@ mod tests {
     /// In a cache of 512 MiB each entry of a class stands for no more than itself.
     #[test]
     fn an_entry_of_a_class_of_a_large_cache_is_followed_until_it_is_evicted_again() {
-        let mut policy = Policy::new();
-        policy.fit(PageCount(1 << 17));
-        policy.see_class_of(CLASSES);
-        policy.note_eviction(content(1));
+        let mut policy = with_a_class(1 << 17, 1..2);
         policy.see_class_of(1);
         assert!(policy.samples(content(1)) && !policy.samples(content(2)));
         policy.note_read(content(1), false);
@@ -662,10 +663,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_reads_one_page_of_a_class_for_ever_makes_no_count_grow() {
-        let mut policy = Policy::new();
-        policy.fit(PageCount(8192));
-        policy.see_class_of(CLASSES);
-        policy.note_eviction(content(1));
+        let mut policy = with_a_class(8192, 1..2);
         assert!(
             !is_one(content(1), policy.one_of) && policy.samples(content(1)),
             "an entry whose reads are not counted"

@@ -435,7 +435,7 @@ fn a_pool_that_is_hardly_quicker_does_not_take_over() {
 }
 
 #[test]
-fn all_is_covered_after_16_mib_of_such_reads_and_until_other_requests_are_more_than_a_few() {
+fn all_is_covered_after_16_mib_of_covered_reads_and_until_other_requests_are_more_than_a_few() {
     let mut streams = Streams::new(true);
     let cover = |streams: &mut Streams, reads: u32| (0..reads).for_each(|_| streams.note_route(at(0), true));
     cover(&mut streams, 127);

@@ -1,5 +1,6 @@
 //! Pools that end or shrink while the others go on: they are drained, or their server takes memory back.
 
+use super::super::pool::DrainReason;
 use super::placement::{A, B, C, SECOND, of_size, room, size};
 use super::pools::{Cluster, PART, config_of};
 use super::*;
@@ -153,9 +154,7 @@ fn a_pool_that_is_drained_while_nothing_is_wanted_is_left_at_once() {
     let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
     cluster.bench.engine.resize(cluster.bench.now, PageCount(0), PageCount(0));
     assert_eq!(cluster.settle(), []);
-    let of_a = cluster.bench.engine.pools.at(A).expect("A has a pool");
-    let (reason, pages) = (super::super::pool::DrainReason::Unlisted, PageCount(PART));
-    cluster.bench.engine.pools.drain(cluster.bench.now, of_a, reason, pages);
+    cluster.drain(A, DrainReason::Unlisted);
     assert_eq!(cluster.settle(), [Action::Leave(A)]);
 }
 
@@ -199,7 +198,8 @@ fn a_drain_that_nobody_can_help_ends_after_some_time() {
     assert!(!cluster.hits(of_a[0]));
 }
 
-/// Lets nobody answer and nobody give more until something holds, and gives the same list again. Returns the seconds.
+/// Lets nobody answer and nobody give more until something holds, and gives the same list again after five minutes. Returns how many
+/// seconds that takes.
 fn seconds_until(cluster: &mut Cluster, holds: impl Fn(&Cluster, &[Action]) -> bool) -> u64 {
     let start = cluster.bench.now;
     let mut is_given_again = false;

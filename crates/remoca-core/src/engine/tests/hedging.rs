@@ -473,7 +473,7 @@ fn a_disk_that_becomes_faster_than_the_server_is_noticed_by_probes() {
 
 /// Also where the server was far quicker than the disk until now.
 #[test]
-fn the_read_after_a_probe_that_the_disk_wins_is_one_again() {
+fn after_a_probe_that_the_disk_wins_the_next_read_is_a_probe() {
     let mut it = Scenario::trained();
     while !it.begin(A, DISK, RANGE).is_probe(A) {
         it.after(HIT_NS).server_answers(A);
@@ -504,7 +504,7 @@ fn a_server_with_more_than_a_few_slow_answers_is_left_alone() {
 
 /// Where the guest has suffered, a server that is only a little quicker than the disk is not taken back.
 #[test]
-fn without_overruns_left_only_answers_close_it_that_leave_time_for_a_hedge() {
+fn without_overruns_left_the_breaker_closes_only_after_answers_that_leave_time_for_a_hedge() {
     let mut it = Scenario::new(config(), 300, DISK_NS);
     it.hits(600, 2 * MS);
     while it.engine.status().hedging.breaker == BreakerState::Closed {

@@ -2,6 +2,25 @@
 
 use super::*;
 
+/// Returns a bench whose server was asked for its 8 pages, and has not answered.
+fn asking() -> Bench {
+    let mut bench = Bench::new(config());
+    bench.greet(1, 0, 0);
+    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    bench
+}
+
+impl Bench {
+    /// Reads block 3, which is cached, from the server, which is late. Returns when it is given up.
+    fn hang(&mut self) -> Nanos {
+        self.cache(3, 1);
+        self.read(0, blocks(3, 1));
+        self.wait(MS * 500);
+        assert_eq!(self.timer(), [disk_too(0, blocks(3, 1))]);
+        self.engine.next_deadline().expect("silence ends")
+    }
+}
+
 #[test]
 fn a_lost_connection_sends_waiting_reads_to_the_disk() {
     let mut bench = Bench::connected();
@@ -426,11 +445,7 @@ fn what_is_being_forgotten_is_read_from_the_disk() {
 #[test]
 fn a_server_that_says_nothing_is_given_up() {
     let mut bench = Bench::connected();
-    bench.cache(3, 1);
-    bench.read(0, blocks(3, 1));
-    bench.wait(MS * 500);
-    assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
-    let deadline = bench.engine.next_deadline().expect("silence ends");
+    let deadline = bench.hang();
     bench.wait(deadline.since_ns(bench.now));
     assert_eq!(bench.timer(), [Action::GiveUp(SERVER)]);
     assert!(!bench.engine.status().connected);
@@ -523,9 +538,7 @@ fn a_larger_index_takes_over_requests_for_slots_that_were_cut_off() {
 
 #[test]
 fn a_server_that_never_answers_a_setsize_is_given_up() {
-    let mut bench = Bench::new(config());
-    bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    let mut bench = asking();
     bench.wait(MS);
     assert!(bench.engine.next_deadline().is_some_and(|at| at <= bench.now), "the clock is looked at");
     assert_eq!(bench.timer(), []);
@@ -542,9 +555,7 @@ fn a_server_that_never_answers_a_setsize_is_given_up() {
 /// A grant below the request, at once or later, means that the server has no page beyond it, whatever was sent there.
 #[test]
 fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
-    let mut bench = Bench::new(config());
-    bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    let mut bench = asking();
     let mut number = 0;
     let mut fill = |bench: &mut Bench, gives: u32| {
         assert_eq!(bench.engine.index().capacity(POOL), PageCount(gives));
@@ -578,9 +589,7 @@ fn a_server_that_gives_less_than_it_was_asked_for_gets_no_page_beyond() {
 
 #[test]
 fn a_server_that_gives_another_size_is_not_asked_without_end() {
-    let mut bench = Bench::new(config());
-    bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    let mut bench = asking();
     bench.engine.handle_sized(bench.now, SERVER, PageCount(3));
     assert_eq!(bench.actions(), [set_size(PageCount(8))], "it may have more");
     bench.engine.handle_sized(bench.now, SERVER, PageCount(3));
@@ -629,12 +638,8 @@ fn a_server_that_serves_for_a_second_and_dies_is_not_stormed() {
 #[test]
 fn pages_that_never_left_do_not_hide_that_a_server_hangs() {
     let mut bench = Bench::connected();
-    bench.cache(3, 1);
     bench.cache(4, 2);
-    bench.read(0, blocks(3, 1));
-    bench.wait(MS * 500);
-    assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
-    let deadline = bench.engine.next_deadline().expect("silence ends");
+    let deadline = bench.hang();
     bench.wait(MS * 5000);
     let fetch = only_fetch(&bench.read(1, blocks(4, 1)));
     assert_eq!(bench.engine.handle_unsent_page(bench.now, SERVER, fetch, &page(2)), deliver(1, 0));
@@ -647,11 +652,7 @@ fn pages_that_never_left_do_not_hide_that_a_server_hangs() {
 #[test]
 fn replies_that_nobody_asked_for_do_not_hide_that_a_server_hangs() {
     let mut bench = Bench::connected();
-    bench.cache(3, 1);
-    bench.read(0, blocks(3, 1));
-    bench.wait(MS * 500);
-    assert_eq!(bench.timer(), [disk_too(0, blocks(3, 1))]);
-    let deadline = bench.engine.next_deadline().expect("silence ends");
+    let deadline = bench.hang();
     bench.wait(MS * 5000);
     bench.engine.handle_sized(bench.now, SERVER, PageCount(8));
     bench.engine.handle_size_refused(bench.now, SERVER, PageCount(1));
@@ -663,9 +664,7 @@ fn replies_that_nobody_asked_for_do_not_hide_that_a_server_hangs() {
 
 #[test]
 fn a_server_that_gives_more_than_it_was_asked_for_is_asked_again_later() {
-    let mut bench = Bench::new(config());
-    bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+    let mut bench = asking();
     bench.engine.handle_sized(bench.now, SERVER, PageCount(9));
     assert_eq!(bench.actions(), [], "at once, it would be asked without end");
     assert_eq!(bench.capacity(), 8);
@@ -675,10 +674,8 @@ fn a_server_that_gives_more_than_it_was_asked_for_is_asked_again_later() {
 }
 
 #[test]
-fn what_a_refusal_left_possible_is_asked_for_at_once_again_after_a_grant() {
-    let mut bench = Bench::new(config());
-    bench.greet(1, 0, 0);
-    assert_eq!(bench.actions(), [set_size(PageCount(8))]);
+fn after_a_grant_what_another_refusal_leaves_is_asked_for_at_once() {
+    let mut bench = asking();
     bench.engine.handle_size_refused(bench.now, SERVER, PageCount(5));
     assert_eq!(bench.grant(), []);
     bench.engine.resize(bench.now, PageCount(2), PageCount(0));

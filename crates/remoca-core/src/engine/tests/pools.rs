@@ -1,5 +1,6 @@
 //! Several pools at once: what is lost with one of them, and how they share the cache.
 
+use super::super::pool::DrainReason;
 use super::placement::{A, B, C, D, E, SECOND, of_size, room, size};
 use super::*;
 use std::collections::BTreeMap;
@@ -151,6 +152,13 @@ impl Cluster {
 
     pub(super) fn count_hits(&mut self, blocks: std::ops::Range<u64>) -> usize {
         blocks.filter(|bno| self.hits(*bno)).count()
+    }
+
+    /// Begins to drain the pool of a server. Returns its number.
+    pub(super) fn drain(&mut self, server: ServerNumber, reason: DrainReason) -> PoolIndex {
+        let pool = self.bench.engine.pools.at(server).expect("the server has a pool");
+        self.bench.engine.pools.drain(self.bench.now, pool, reason, PageCount(PART));
+        pool
     }
 
     pub(super) fn lose(&mut self, server: ServerNumber) -> Vec<Action> {
@@ -523,9 +531,7 @@ fn a_pool_that_is_slow_for_a_minute_is_found_if_the_others_have_room() {
 #[test]
 fn a_list_that_is_given_again_ends_no_drain_of_a_slow_pool() {
     let (mut cluster, _) = Cluster::four(PART);
-    let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
-    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
-    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
+    cluster.drain(A, DrainReason::Slow);
     let lists: [(&[ServerNumber], _); 3] = [
         (&[A, B, C, D], [true, false, false, false]),
         (&[B, C, D], [true, false, false, false]),
@@ -559,9 +565,7 @@ fn one_slow_pool_is_found_in_a_minute() {
 #[test]
 fn a_slow_pool_is_drained_and_the_others_get_its_share() {
     let (mut cluster, of) = Cluster::four(10 * PART);
-    let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
-    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
-    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
+    cluster.drain(A, DrainReason::Slow);
     cluster.bench.engine.handle_timer(cluster.bench.now);
     let others = cluster.settle();
     assert_eq!(others, [Action::Leave(A)]);
@@ -577,9 +581,7 @@ fn a_slow_pool_is_drained_and_the_others_get_its_share() {
 #[test]
 fn a_slow_pool_that_is_left_alone_takes_pages_again() {
     let (mut cluster, _) = Cluster::four(PART);
-    let slow = cluster.bench.engine.pools.at(A).expect("A has a pool");
-    let (reason, pages) = (super::super::pool::DrainReason::Slow, PageCount(PART));
-    cluster.bench.engine.pools.drain(cluster.bench.now, slow, reason, pages);
+    let slow = cluster.drain(A, DrainReason::Slow);
     let is_taking = |cluster: &Cluster| cluster.bench.engine.pools.taking().contains(slow);
     for server in [B, C, D] {
         assert!(!is_taking(&cluster));

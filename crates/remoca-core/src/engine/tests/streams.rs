@@ -34,6 +34,22 @@ impl Bench {
         assert_eq!(self.page_comes(fetch, 3), deliver(7, 0));
         assert_eq!(self.actions(), [complete(7)]);
     }
+
+    /// Reads block 3, where the disk is, until both are asked. Returns the number of that REQUEST, and the counters before that read.
+    fn read_until_compared(&mut self) -> (FetchId, EngineStats) {
+        loop {
+            // The agent is there.
+            self.engine.handle_evicted(&page(3));
+            self.timed_read(2, 8 * MS);
+            let before = self.engine.stats();
+            let actions = self.read(0, blocks(3, 1));
+            if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
+                return (fetch, before);
+            }
+            self.wait(MS);
+            assert_eq!(self.disk_done(0, Ok(()), &page(3)), [complete(0)]);
+        }
+    }
 }
 
 #[test]
@@ -206,18 +222,10 @@ enum First {
 /// Reads block 3 until it was compared 40 times. Returns the bench, and the counters of one compared read.
 fn compared(first: First) -> (Bench, EngineStats, EngineStats) {
     let mut bench = trained();
-    let (mut compared, mut before, mut after) = (0, EngineStats::default(), EngineStats::default());
-    while compared < 40 {
-        bench.engine.handle_evicted(&page(3));
-        bench.timed_read(2, 8 * MS);
-        before = bench.engine.stats();
-        let actions = bench.read(0, blocks(3, 1));
-        let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] else {
-            bench.wait(MS);
-            assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
-            continue;
-        };
-        compared += 1;
+    let (mut before, mut after) = (EngineStats::default(), EngineStats::default());
+    for _ in 0..40 {
+        let (fetch, stats) = bench.read_until_compared();
+        before = stats;
         match first {
             First::Disk(late_ms) => {
                 bench.wait(MS);
@@ -318,19 +326,10 @@ fn after_a_write_the_disk_is_elsewhere() {
 #[test]
 fn a_comparison_whose_disk_read_is_left_out_is_forgotten() {
     let mut bench = trained();
-    loop {
-        bench.engine.handle_evicted(&page(3));
-        bench.timed_read(2, 8 * MS);
-        let actions = bench.read(0, blocks(3, 1));
-        if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
-            assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
-            assert_eq!(bench.actions(), [complete(0)]);
-            bench.engine.handle_disk_skipped(RequestId(0));
-            break;
-        }
-        bench.wait(MS);
-        assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
-    }
+    let (fetch, _) = bench.read_until_compared();
+    assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
+    assert_eq!(bench.actions(), [complete(0)]);
+    bench.engine.handle_disk_skipped(RequestId(0));
     bench.timed_hit(2 * MS);
     bench.timed_read(2, 8 * MS);
     bench.wait(1000 * MS);
@@ -390,20 +389,12 @@ fn what_was_found_ahead_of_an_earlier_stream_is_looked_up_again() {
 #[test]
 fn a_comparison_whose_disk_read_fails_is_one_value_of_its_pool() {
     let mut bench = trained();
-    loop {
-        bench.engine.handle_evicted(&page(3));
-        bench.timed_read(2, 8 * MS);
-        let actions = bench.read(0, blocks(3, 1));
-        bench.wait(MS);
-        if let [Action::Fetch { fetch, .. }, Action::DiskToo { .. }] = actions[..] {
-            assert_eq!(bench.disk_done(0, Err(EIO), &[]), []);
-            bench.wait(3 * MS);
-            assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
-            assert_eq!(bench.actions(), [complete(0)]);
-            break;
-        }
-        assert_eq!(bench.disk_done(0, Ok(()), &page(3)), [complete(0)]);
-    }
+    let (fetch, _) = bench.read_until_compared();
+    bench.wait(MS);
+    assert_eq!(bench.disk_done(0, Err(EIO), &[]), []);
+    bench.wait(3 * MS);
+    assert_eq!(bench.page_comes(fetch, 3), deliver(0, 0));
+    assert_eq!(bench.actions(), [complete(0)]);
     // An eighth of the way from 2 ms to 4 ms.
     assert_eq!(bench.engine.streams.pool_cost(PoolIndex(0), 1), Some(2 * MS + MS / 4));
 }

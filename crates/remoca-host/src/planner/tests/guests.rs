@@ -51,6 +51,16 @@ pub fn phase(world: &World) -> Phase {
     world.planner.record().round.phase
 }
 
+/// Runs until guests are to have their memory back, and no command was sent for that yet.
+pub fn run_to_the_return(world: &mut World) {
+    let mut looks = 0;
+    while phase(world) != Phase::Return || world.planner.record().intent.is_some() {
+        world.run(1, |_| {});
+        looks += 1;
+        assert!(looks < 400, "nothing is returned: {:?}", world.planner.record());
+    }
+}
+
 /// Runs until the round is over.
 pub fn run_round(world: &mut World, check: impl Fn(&World)) {
     let mut looks = 0;

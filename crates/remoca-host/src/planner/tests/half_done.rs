@@ -1,9 +1,10 @@
 //! Steps that end half-way: what a guest was to give, or to get, is not lost to it.
 
 use super::balloon::{Manner, signed};
-use super::guests::{HOME, lent_to_own, phase, run_round, sizes, three_lent_to_one, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, run_to_the_return, sizes, three_lent_to_one, two};
+use super::recovery::record_of_a_return;
 use super::world::{Nature, Shape, UNIT, World};
-use crate::planner::{Intent, Move, Outcome, Phase, Planner, Side, Stage};
+use crate::planner::{Move, Outcome, Phase, Planner, Side, Stage};
 use crate::resource::Resource;
 use std::time::Duration;
 
@@ -167,9 +168,7 @@ fn a_guest_that_somebody_enlarged_while_it_lends_is_not_told_to_shrink() {
 #[test]
 fn a_guest_that_somebody_enlarges_while_its_memory_is_returned_keeps_what_it_has() {
     let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Return || world.planner.record().intent.is_some() {
-        world.run(1, |_| {});
-    }
+    run_to_the_return(&mut world);
     world.hear_next();
     let moves = world.planner.record().intent.unwrap().moves;
     assert!(moves.iter().any(|change| change.vm == "vm0" && change.side == Side::Guest), "{moves:?}");
@@ -399,23 +398,9 @@ fn what_a_guest_had_before_its_monitor_fell_silent_is_no_sign_that_its_balloon_w
 fn a_return_that_a_daemon_without_guests_does_not_pass_on_comes_later() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
-    let (less, tier) = (world.guests["vm1"].actual, world.processes["vm1"].wanted * UNIT);
-    let more = less + 4 * UNIT;
+    // It is on record that the balloon is told next. The daemon dies before that.
+    let (record, more) = record_of_a_return(&world, world.at.unix_s, Stage::Begun);
     assert!(more <= HOME * UNIT, "{:?}", sizes(&world));
-    // Its cache has given, and it is on record that the balloon is told next. The daemon dies before that.
-    let mut record = world.planner.record();
-    record.guests.get_mut("vm1").unwrap().asked_bytes = more;
-    let change = |side, from_bytes, to_bytes, stage| Move {
-        vm: "vm1".into(),
-        side,
-        from_bytes,
-        to_bytes,
-        stage,
-        ..Move::default()
-    };
-    let moves =
-        vec![change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done), change(Side::Guest, less, more, Stage::Begun)];
-    record.intent = Some(Intent { at_s: world.at.unix_s, moves });
     // The next one does not look at guests.
     let (terms, guests) = (world.settings.guests.take(), std::mem::take(&mut world.guests));
     world.planner = Planner::new(world.settings, record);

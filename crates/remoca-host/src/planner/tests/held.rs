@@ -1,7 +1,7 @@
 //! Guests from which nothing may be taken, or that do not tell of their memory.
 
 use super::balloon::{Guest, Manner, signed};
-use super::guests::{HOME, lent_to_own, phase, run_round, short_comes_first, sizes, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, run_to_the_return, short_comes_first, sizes, two};
 use super::half_done::{run_into_a_step, told};
 use super::world::{Nature, UNIT, World};
 use crate::planner::{Phase, Side};
@@ -209,9 +209,7 @@ fn guests_that_have_not_told_of_their_memory_yet_are_waited_for() {
 #[test]
 fn a_guest_that_is_not_asked_when_memory_is_returned_costs_its_cache_nothing() {
     let mut world = two(170, [Manner::Honest; 2]);
-    while phase(&world) != Phase::Return || world.planner.record().intent.is_some() {
-        world.run(1, |_| {});
-    }
+    run_to_the_return(&mut world);
     let (at, time) = (world.at, Duration::from_secs(600));
     world.planner.guests.get_mut("vm0").unwrap().stop_asking(at, time, "its balloon did not follow".into());
     world.hear_next();

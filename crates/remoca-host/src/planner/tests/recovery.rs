@@ -3,11 +3,20 @@
 use super::balloon::{Guest, Manner};
 use super::guests::{run_round, two as two_guests};
 use super::world::{Nature, Process, Shape, TOTAL, UNIT, World};
-use crate::planner::{Intent, Move, Outcome, Planner, Settings, Side, Stage, Step};
+use crate::planner::{Intent, Move, Outcome, Planner, Record, Settings, Side, Stage, Step};
 use std::time::Duration;
 
 fn two() -> Vec<Process> {
     vec![Process::new(Shape::Cliff(130), Nature::Honest, 100), Process::new(Shape::Flat(50), Nature::Honest, 100)]
+}
+
+/// Two that could be changed, and `vm2`, which says that it has far more than there is.
+fn with_one_that_claims() -> Vec<Process> {
+    vec![
+        Process::new(Shape::Cliff(130), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Honest, 66),
+        Process::new(Shape::Flat(50), Nature::Claims(500), 66),
+    ]
 }
 
 /// Runs until the take is on record; its command is sent if `is_sent`. The daemon dies then.
@@ -121,13 +130,11 @@ fn a_young_step_of_a_guest_ends_if_its_minimum_was_raised_meanwhile() {
     }
 }
 
-/// Lets a daemon die long ago, after it had begun to give the guest of `vm1` memory back, which that has by now. Returns what it has.
-fn dies_in_a_return(world: &mut World, stage: Stage) -> u64 {
-    run_round(world, |_| {});
+/// Returns the record of a daemon that began to give the guest of `vm1` memory back at a time, which its tier has given, and what the guest
+/// has with that.
+pub fn record_of_a_return(world: &World, at_s: u64, stage: Stage) -> (Record, u64) {
     let (less, tier) = (world.guests["vm1"].actual, world.processes["vm1"].wanted * UNIT);
     let more = less + 4 * UNIT;
-    let guest = world.guest("vm1");
-    (guest.target, guest.actual, guest.resident) = (more, more, more);
     let mut record = world.planner.record();
     record.guests.get_mut("vm1").unwrap().asked_bytes = more;
     let change = |side, from_bytes, to_bytes, stage| Move {
@@ -138,10 +145,17 @@ fn dies_in_a_return(world: &mut World, stage: Stage) -> u64 {
         stage,
         ..Move::default()
     };
-    record.intent = Some(Intent {
-        at_s: world.at.unix_s - 3600,
-        moves: vec![change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done), change(Side::Guest, less, more, stage)],
-    });
+    let moves = vec![change(Side::Tier, tier + 4 * UNIT, tier, Stage::Done), change(Side::Guest, less, more, stage)];
+    record.intent = Some(Intent { at_s, moves });
+    (record, more)
+}
+
+/// Lets a daemon die long ago, after it had begun to give the guest of `vm1` memory back, which that has by now. Returns what it has.
+fn dies_in_a_return(world: &mut World, stage: Stage) -> u64 {
+    run_round(world, |_| {});
+    let (record, more) = record_of_a_return(world, world.at.unix_s - 3600, stage);
+    let guest = world.guest("vm1");
+    (guest.target, guest.actual, guest.resident) = (more, more, more);
     world.planner = Planner::new(world.settings, record);
     world.at.now = Duration::ZERO;
     more
@@ -263,11 +277,7 @@ fn a_vm_that_is_silent_is_told_nothing() {
 
 #[test]
 fn others_give_nothing_because_one_says_that_it_has_too_much() {
-    let mut world = World::new(vec![
-        Process::new(Shape::Cliff(130), Nature::Honest, 66),
-        Process::new(Shape::Flat(50), Nature::Honest, 66),
-        Process::new(Shape::Flat(50), Nature::Claims(500), 66),
-    ]);
+    let mut world = World::new(with_one_that_claims());
     world.run(30, |_| {});
     assert!(world.steps.iter().all(|(_, step)| step.vm == "vm2"), "{:?}", world.steps);
     assert!(world.planner.report(world.at).state.contains("more than the total"));
@@ -331,11 +341,7 @@ fn an_intent_that_cannot_be_written_is_not_executed() {
 
 #[test]
 fn a_vm_that_answers_and_keeps_its_size_is_not_asked_again_for_ten_windows() {
-    let mut world = World::new(vec![
-        Process::new(Shape::Cliff(130), Nature::Honest, 66),
-        Process::new(Shape::Flat(50), Nature::Honest, 66),
-        Process::new(Shape::Flat(50), Nature::Claims(500), 66),
-    ]);
+    let mut world = World::new(with_one_that_claims());
     world.run(60, |_| {});
     assert_eq!(world.steps.len(), 1, "{:?}", world.steps);
     assert!(world.planner.report(world.at).decisions[0].outcome.ends_with("it kept its size"));

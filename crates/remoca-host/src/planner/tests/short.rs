@@ -1,7 +1,7 @@
 //! Guests that are short of memory, while others hang, and while theirs is on its way; and caches when guests take much back.
 
 use super::balloon::{Guest, Manner, signed, with_guests};
-use super::guests::{HOME, lent_to_own, phase, run_round, sizes, three_lent_to_one, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, run_to_the_return, sizes, three_lent_to_one, two};
 use super::half_done::told;
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::moves::{Intent, Stage};
@@ -12,9 +12,7 @@ const ALWAYS: Manner = Manner::Short(0, u32::MAX);
 
 /// Runs until the caches give guests their memory back, and the commands for that come next. That of `vm0` gives at most so many units.
 fn run_into_the_return(world: &mut World, most: u64) {
-    while phase(world) != Phase::Return || world.planner.record().intent.is_some() {
-        world.run(1, |_| {});
-    }
+    run_to_the_return(world);
     let process = world.process("vm0");
     process.limits.minimum_bytes = process.granted.saturating_sub(most) * UNIT;
     world.hear_next();
