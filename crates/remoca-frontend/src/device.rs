@@ -117,7 +117,8 @@ impl Frontend {
         }
     }
 
-    /// Assumes that the guest has no write cache, because the process that had the disk has said nothing of it.
+    /// Assumes that the guest has no write cache, and that not everything that was completed before is durable: the process
+    /// that had the disk has said nothing, or says that the cache is off and may only have assumed so itself.
     pub fn assume_no_write_cache(&mut self) {
         if let Self::Vhost(device) = self {
             device.assume_no_write_cache();

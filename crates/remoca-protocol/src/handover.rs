@@ -85,8 +85,8 @@ pub struct PassedDisk {
     pub image: String,
     pub socket: Option<Listening>,
     pub store: PassedStore,
-    /// Whether the guest has switched its write cache off, and so sends no flushes. Descriptions of older programs lack
-    /// this field.
+    /// Whether the guest has switched its write cache off, and so sends no flushes, or is assumed to have. Descriptions of
+    /// older programs lack this field.
     #[serde(default)]
     pub write_cache_off: bool,
     /// Size in bytes that the image had before it became smaller. Descriptions of older programs lack this field.

@@ -152,6 +152,26 @@ fn an_upgrade_that_fails_at_the_last_step_keeps_the_connections() {
     go_on(machine);
 }
 
+/// The process that is killed may only have assumed that the cache is off, and have owed a flush.
+#[test]
+fn a_write_cache_that_was_off_at_a_kill_is_flushed_once_when_it_is_switched_off_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, _manager, mut machine) = machine(without_hurry(folder.path()));
+    machine.disks[0].guest.set_writeback(false).unwrap();
+    wait_until_kept(&machine);
+    machine.program.kill();
+    machine.respawn();
+    machine.run(5);
+    assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [0]);
+    let before = machine.counter("flushes");
+    for _ in 0..2 {
+        machine.disks[0].guest.set_writeback(false).unwrap();
+        assert_eq!(machine.counter("flushes"), before + 1);
+    }
+    assert_eq!(machine.reconnects, 0, "{}", machine.program.log());
+    go_on(machine);
+}
+
 /// Expects that all is well with a machine whose process was started again.
 fn go_on(mut machine: Machine) {
     machine.run(5);

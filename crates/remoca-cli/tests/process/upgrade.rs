@@ -563,6 +563,11 @@ fn a_write_cache_that_is_off_stays_off() {
         assert_eq!(guest.read_config(32, 1).unwrap(), [0], "after {upgrades} upgrades");
         assert!(is_durable(&mut guest, 24 * upgrades), "the guest sends no flushes");
     }
+    // For all that this program knows, the former ones only assumed that the cache is off, and owe a flush.
+    for _ in 0..2 {
+        guest.set_writeback(false).unwrap();
+        assert_eq!(status(&path("control")).counters["flushes"], 1);
+    }
     guest.set_writeback(true).unwrap();
     assert!(!is_durable(&mut guest, 8));
     guest.disconnect();

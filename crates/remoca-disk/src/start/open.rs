@@ -61,7 +61,10 @@ pub fn open_disks(
             Err(error) => return Err(error),
         };
         if let Some(inherited) = inherited.as_deref() {
-            disk.frontend.inherit_write_cache(inherited.write_cache(&name));
+            if !inherited.write_cache(&name) {
+                // The former program may only have assumed so, and owe a flush. It does not say.
+                disk.frontend.assume_no_write_cache();
+            }
             disk.had_bytes = inherited.had_bytes(&name);
         }
         if predecessor_died

@@ -57,8 +57,8 @@ pub struct VhostDevice {
     /// What the front end knows of the size.
     audience: Audience,
     write_cache: Arc<WriteCache>,
-    /// Whether another process may have completed writes that are not durable yet. They become so when the guest switches its
-    /// write cache off.
+    /// Whether a former process may have completed writes that are not durable yet, although the write cache is off. They
+    /// become so when the guest itself switches it off.
     owes_flush: bool,
     memory: Arc<GuestMemory>,
     /// Of the guest's memory.
@@ -90,7 +90,7 @@ impl VhostDevice {
         let listener = source.copy()?;
         let (mut device, io) = Self::without_front_end(config, listener)?;
         if keeper.as_ref().is_some_and(Keeper::write_cache_is_off) {
-            device.inherit_write_cache(false);
+            device.assume_no_write_cache();
         }
         device.control = Some(ControlThread::spawn(device.config.clone(), source, io, kept, keeper)?);
         Ok(device)
@@ -327,8 +327,8 @@ impl VhostDevice {
         self.owes_flush = false;
     }
 
-    /// Assumes that the guest has no write cache, because the process that had the disk has said nothing: neither of the write
-    /// cache, nor whether everything that it completed is durable.
+    /// Assumes that the guest has no write cache, and that not everything that was completed before is durable: the process
+    /// that had the disk has said nothing, or says that the cache is off and may only have assumed so itself.
     pub fn assume_no_write_cache(&mut self) {
         self.inherit_write_cache(false);
         self.owes_flush = true;

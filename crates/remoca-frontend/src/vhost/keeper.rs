@@ -103,7 +103,7 @@ impl Keeper {
         self.found.as_ref().map(|entry| &entry.front_end)
     }
 
-    /// Returns whether the guest of that connection has switched its write cache off.
+    /// Returns whether the guest of that connection has its write cache off, as the former process knew or assumed.
     pub(super) fn write_cache_is_off(&self) -> bool {
         self.found.as_ref().is_some_and(|entry| !entry.write_cache)
     }
