@@ -15,6 +15,6 @@ mod virsh;
 
 pub use address::Address;
 pub use all::Monitors;
-pub use monitor::{GuestMemory, Monitor, Pressure, Unusable};
+pub use monitor::{AGENT_SILENT_AFTER, GuestMemory, Monitor, Pressure, Unusable};
 pub use qemu::Qemu;
 pub use virsh::Virsh;

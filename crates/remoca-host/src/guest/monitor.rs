@@ -2,9 +2,10 @@
 
 use crate::text::shortened;
 use remoca_protocol::control::{PortStatus, Status};
+use std::time::Duration;
 
 /// Age at which the agent's report says nothing about now. An agent that runs reports at least every ten seconds.
-const AGENT_SILENT_AFTER_S: u64 = 15;
+pub const AGENT_SILENT_AFTER: Duration = Duration::from_secs(15);
 /// Greatest memory of a guest that is believed: 64 TiB.
 const BOOT_BYTES_MAX: u64 = 1 << 46;
 
@@ -66,7 +67,8 @@ impl GuestMemory {
     pub fn with_status(mut self, status: &Status) -> Self {
         self.resident_bytes = status.memory.guest_resident_bytes;
         let port = status.port.as_ref();
-        let is_new = |port: &&PortStatus| port.agent_heard_s_ago.is_some_and(|seconds| seconds <= AGENT_SILENT_AFTER_S);
+        let is_fresh = |seconds: u64| seconds <= AGENT_SILENT_AFTER.as_secs();
+        let is_new = |port: &&PortStatus| port.agent_heard_s_ago.is_some_and(is_fresh);
         let wait = port.filter(is_new).and_then(|port| port.agent?.memory_wait);
         self.pressure.some_avg10 = wait.map(|wait| f64::from(wait) / 100.);
         self

@@ -7,7 +7,7 @@
 //! 2. No guest is asked to have less than its minimum.
 
 use super::interface::{GuestRecord, Moment};
-use crate::guest::{GuestMemory, Unusable};
+use crate::guest::{AGENT_SILENT_AFTER, GuestMemory, Unusable};
 use crate::limits::Limits;
 use crate::text::{not_asked_for, time_left};
 use std::time::Duration;
@@ -44,8 +44,8 @@ pub(super) struct KnownGuest {
     answers: u32,
     /// Memory that it takes of the host, as its VM process said last.
     pub(super) resident: Option<u64>,
-    /// Share of time in which its tasks wait for memory, as its agent says.
-    pub(super) waits: Option<f64>,
+    /// Share of time in which its tasks wait for memory, as its agent says, and when its VM process passed that on.
+    waits: Option<(f64, Duration)>,
     /// Since when its VM process does not see that any longer.
     unseen_since: Option<Duration>,
     /// Why its memory cannot be moved now.
@@ -128,6 +128,16 @@ impl KnownGuest {
         let (Some(sizes), Some(memory), Some(resident)) = (&mut self.sizes, &self.memory, resident) else { return };
         // Only what the host sees makes it larger: a guest can say anything.
         sizes.home_bytes = sizes.home_bytes.max(resident.min(memory.boot_bytes));
+    }
+
+    /// Takes what its VM process says of the time in which its tasks wait for memory.
+    pub(super) fn hear_waits(&mut self, now: Duration, waits: Option<f64>) {
+        self.waits = waits.map(|share| (share, now));
+    }
+
+    /// Notes that its VM process says nothing now: what it passed on last is too old after a while.
+    pub(super) fn note_silence(&mut self, now: Duration) {
+        self.waits = self.waits.filter(|(_, then)| now.saturating_sub(*then) < AGENT_SILENT_AFTER);
     }
 
     /// Returns what was taken from it.
@@ -408,7 +418,8 @@ impl KnownGuest {
     pub(super) fn pressure(&self) -> Option<String> {
         let memory = self.memory.as_ref().filter(|_| self.unusable.is_none())?;
         let over = |number: Option<f64>, most: f64| number.filter(|number| *number > most);
-        if let Some(share) = over(memory.pressure.some_avg10.or(self.waits), WAITING_MAX) {
+        let waits = self.waits.map(|(share, _)| share);
+        if let Some(share) = over(memory.pressure.some_avg10.or(waits), WAITING_MAX) {
             return Some(format!("its tasks wait for memory {share:.0} % of the time"));
         }
         if let Some(pages) = over(memory.pressure.swapped_in_per_s, SWAPPED_IN_MAX) {

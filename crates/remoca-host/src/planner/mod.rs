@@ -40,7 +40,7 @@ use remoca_io::show::show_size;
 use remoca_protocol::control::CurveGrid;
 use std::collections::BTreeMap;
 use std::time::Duration;
-use vm::KnownVm;
+use vm::{DEAD_FOR, KnownVm};
 
 /// Time between two looks at VMs whose granted size is awaited.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -56,6 +56,8 @@ pub struct Planner {
     vms: BTreeMap<String, KnownVm>,
     /// Sizes by the record of a former daemon.
     recorded: BTreeMap<String, u64>,
+    /// When all VMs were read last, by this daemon or a former one, in seconds since 1970; 0 if nobody says.
+    read_s: u64,
     /// Intent of a former daemon, until the VMs have been read.
     inherited: Option<Intent>,
     intent: Option<Intent>,
@@ -111,6 +113,7 @@ impl Planner {
             settings,
             vms: BTreeMap::new(),
             recorded: record.sizes,
+            read_s: record.read_s,
             inherited: record.intent.filter(|_| settings.applies),
             intent: None,
             stepped_at: Duration::ZERO,
@@ -144,6 +147,10 @@ impl Planner {
     pub fn hear_all(&mut self, at: Moment, all: Vec<Heard>) {
         self.looked_at = Some(at.now);
         self.note_phase(at);
+        if self.vms.is_empty() {
+            self.count_former(at, &all);
+        }
+        self.read_s = at.unix_s;
         let gone: Vec<String> =
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
         for name in gone {
@@ -160,8 +167,7 @@ impl Planner {
             }
         }
         for Heard { vm, limits, answer } in all {
-            let recorded = self.recorded.get(&vm).copied();
-            let known = self.vms.entry(vm.clone()).or_insert_with(|| KnownVm::new(at.now, recorded));
+            let known = self.vms.entry(vm.clone()).or_insert_with(|| KnownVm::new(at.now, None));
             known.hear_limits(limits);
             self.hear(at, &vm, answer);
         }
@@ -179,6 +185,18 @@ impl Planner {
         // Curves in other units are to be asked for first.
         if self.intent.is_none() && self.looked_at.is_some() {
             self.go_on(at);
+        }
+    }
+
+    /// Counts the VMs that a former daemon counted. Those that are gone by now count as if this one had seen them go, unless it has been too
+    /// long since the former one read them.
+    fn count_former(&mut self, at: Moment, all: &[Heard]) {
+        let passed = Duration::from_secs(at.unix_s.saturating_sub(self.read_s));
+        if self.read_s > 0 && passed >= DEAD_FOR + self.settings.interval {
+            self.recorded.retain(|name, _| all.iter().any(|heard| heard.vm == *name));
+        }
+        for (name, bytes) in &self.recorded {
+            self.vms.insert(name.clone(), KnownVm::new(at.now, Some(*bytes)));
         }
     }
 
@@ -204,10 +222,14 @@ impl Planner {
         if vm.hear(at.now, answer) {
             self.drop_move(at, name, Side::Tier, "another process took its place");
         }
-        let resident = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.reading.as_ref());
-        if let (Some(reading), Some(guest)) = (resident, self.guests.get_mut(name)) {
-            guest.hear_resident(at.now, reading.guest_resident);
-            guest.waits = reading.guest_waits;
+        let reading = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.reading.as_ref());
+        match (reading, self.guests.get_mut(name)) {
+            (Some(reading), Some(guest)) => {
+                guest.hear_resident(at.now, reading.guest_resident);
+                guest.hear_waits(at.now, reading.guest_waits);
+            }
+            (None, Some(guest)) => guest.note_silence(at.now),
+            (_, None) => {}
         }
         self.follow(at, name);
         self.follow_guest(at, name);
@@ -260,6 +282,7 @@ impl Planner {
         Record {
             resource: self.settings.resource,
             total_bytes: self.known_total,
+            read_s: self.read_s,
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
             guests: self.guest_records(),

@@ -10,7 +10,7 @@
 //! 7. A guest that is still short half a window after it was helped, or that gets nothing from the reserve, gets all that its own cache has
 //!    of it: first the cache gives, then the balloon is told. That takes nothing from others, and waits for no window.
 //! 8. From a guest that migrates nothing more is taken. It gets what its own cache has of it as with 7, but at once, whether it was helped
-//!    before or not; only guests that are short come first. What is missing then comes as with 5.
+//!    before or not; only guests that are short come first. What is missing then comes as with 5, whether its VM process answers or not.
 //! 9. A VM that never answered keeps no guest from help: no plan gives the reserve away, so it has none of it. As nobody knows what it has,
 //!    all guests together get no more than the reserve until it answers.
 
@@ -151,12 +151,13 @@ impl Planner {
     }
 
     /// Returns how much less than its minimum a guest was asked to have, or than its own if it migrates. Nothing while nobody knows the
-    /// minimum.
+    /// minimum. One that migrates cannot wait until its VM process answers.
     fn lacking(&self, name: &str) -> u64 {
-        let limits = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.limits);
-        let (Some(limits), Some(guest)) = (limits, self.guests.get(name)) else { return 0 };
+        let Some(guest) = self.guests.get(name) else { return 0 };
         let own = guest.sizes.filter(|_| guest.leaves()).map(|sizes| sizes.base_bytes);
-        own.unwrap_or_else(|| guest.minimum(&limits)).saturating_sub(guest.has()).min(guest.taken())
+        let limits = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.limits);
+        let least = own.or_else(|| limits.map(|limits| guest.minimum(&limits)));
+        least.unwrap_or_default().saturating_sub(guest.has()).min(guest.taken())
     }
 
     /// Returns how much a guest that is short of memory gets from the reserve now at most.

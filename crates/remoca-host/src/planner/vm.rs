@@ -10,7 +10,7 @@ use std::time::Duration;
 /// How long a guest may read nothing before its curve is too old.
 const STALE_AFTER: Duration = Duration::from_secs(600);
 /// How long the memory of a process that was killed or stopped counts: its memory server keeps the pages for it, and a successor may come.
-const DEAD_FOR: Duration = Duration::from_secs(60);
+pub(super) const DEAD_FOR: Duration = Duration::from_secs(60);
 /// How long a command whose answer did not come may still be executed, once the process answers again.
 const UNSURE_FOR: Duration = Duration::from_secs(30);
 /// Part of a new rate of reads in the mean.

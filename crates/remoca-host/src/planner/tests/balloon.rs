@@ -51,6 +51,8 @@ pub struct Guest {
     /// Look from which on nothing may be taken from it, and whether it migrates then.
     pub held_from: u32,
     pub leaves: bool,
+    /// Share of time in which its tasks wait for memory, as its VM process passes that on, in percent.
+    pub waits: Option<f64>,
     moved_at: u32,
 }
 
@@ -69,6 +71,7 @@ impl Guest {
             mute_from: u32::MAX,
             held_from: u32::MAX,
             leaves: false,
+            waits: None,
             moved_at: 0,
         }
     }

@@ -136,6 +136,18 @@ fn a_guest_that_migrates_gets_back_what_others_have_of_it_as_the_reserve_allows(
 }
 
 #[test]
+fn a_guest_that_migrates_gets_back_what_others_have_of_it_though_its_vm_process_hangs() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let (lent, steps, looks) = (HOME - sizes(&world)[1].0, world.steps.len(), world.looks);
+    leave(&mut world, "vm1");
+    world.process("vm1").nature = Nature::Hangs(looks, 1000);
+    world.run(1, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let told = told(&world, steps);
+    assert_eq!(told.first().map(|(_, bytes)| *bytes), Some((HOME - lent + 10) * UNIT), "{told:?}");
+}
+
+#[test]
 fn a_guest_that_is_short_of_memory_comes_before_one_that_migrates() {
     let world = short_comes_first(|world| leave(world, "vm1"));
     assert_eq!(world.guests["vm1"].target, HOME * UNIT, "{:?}", world.steps);

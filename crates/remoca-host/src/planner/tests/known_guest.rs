@@ -43,8 +43,13 @@ fn every_sign_of_a_shortage_counts_and_keeps_a_guest_from_lending() {
         assert_eq!(step(&guest), None);
     }
     let mut waits = guest();
-    waits.waits = Some(10.1);
+    waits.hear_waits(START.now, Some(10.1));
     assert!(waits.pressure().unwrap().contains("tasks wait"));
+    // Its VM process says nothing from now on.
+    for (seconds, is_short) in [(14, true), (15, false)] {
+        waits.note_silence(Duration::from_secs(seconds));
+        assert_eq!(waits.pressure().is_some(), is_short, "{seconds}");
+    }
     let mut needs = guest();
     needs.hear(Ok(GuestMemory { available_bytes: Some(HOME / 16 + 8 * UNIT - 1), ..memory(HOME) }));
     assert_eq!((needs.pressure(), step(&needs)), (None, None), "its programs use what it would give");

@@ -298,6 +298,27 @@ fn a_vm_that_was_stopped_counts_for_a_minute() {
     assert_eq!((row(&world), world.process("vm0").wanted), (None, 133));
 }
 
+/// Nobody has seen it go.
+#[test]
+fn a_vm_that_left_with_a_former_daemon_counts_for_a_minute_from_the_start_of_the_next_one() {
+    for (pause_s, counts) in [(5, true), (3600, false)] {
+        let mut world = World::new(two());
+        world.processes.insert("vm9".into(), Process::new(Shape::Flat(50), Nature::Honest, 40));
+        (world.process("vm0").wanted, world.process("vm1").wanted) = (100, 60);
+        world.run(1, |_| {});
+        world.processes.remove("vm9");
+        world.replace_daemon(Duration::from_secs(pause_s));
+        let row = |world: &World| world.planner.report(world.at).vms.into_iter().find(|vm| vm.name == "vm9");
+        let most = if counts { TOTAL - 40 } else { TOTAL };
+        world.run(6, |world| assert!(world.held() <= most, "{:?}", world.steps));
+        let expected = counts.then(|| (40 * UNIT, "stuck".to_owned()));
+        assert_eq!(row(&world).map(|vm| (vm.has_bytes, vm.state)), expected, "{pause_s}");
+        world.run(1, |_| {});
+        assert_eq!((row(&world), world.process("vm0").wanted), (None, 133), "{pause_s}");
+        assert!(!world.planner.record().sizes.contains_key("vm9"));
+    }
+}
+
 #[test]
 fn a_vm_that_dies_with_the_daemon_has_what_it_was_given_last() {
     let mut world = World::new(two());

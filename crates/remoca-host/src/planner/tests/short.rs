@@ -65,6 +65,23 @@ fn a_guest_that_is_still_short_of_memory_gets_what_its_own_cache_has_of_it_whoev
 }
 
 #[test]
+fn a_guest_is_not_short_of_memory_for_as_long_as_its_vm_process_hangs() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    assert!(sizes(&world)[1].0 < HOME - 20, "{:?}", sizes(&world));
+    let (steps, looks) = (world.steps.len(), world.looks);
+    world.guest("vm1").waits = Some(60.);
+    world.run(1, |_| {});
+    world.process("vm1").nature = Nature::Hangs(looks, 1000);
+    world.run(60, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    assert_eq!(told(&world, steps).len(), 1, "{:?}", &world.steps[steps..]);
+    // It answers again, and says the same.
+    world.process("vm1").nature = Nature::Honest;
+    world.run(1, |_| {});
+    assert_eq!(told(&world, steps).len(), 2, "{:?}", &world.steps[steps..]);
+}
+
+#[test]
 fn a_cache_keeps_its_minimum_whatever_its_guest_lacks() {
     let mut world = lent_to_own();
     world.process("vm1").limits.minimum_bytes = 60 * UNIT;

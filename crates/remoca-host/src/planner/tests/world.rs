@@ -330,7 +330,7 @@ impl World {
             blocks_read: process.blocks_read,
             answered: (0, 0),
             guest_resident: guest.map(|guest| guest.resident),
-            guest_waits: None,
+            guest_waits: guest.and_then(|guest| guest.waits),
             curve: with_curve.then(|| match (process.nature, guest) {
                 (Nature::Blind, _) => Err("its curve is made of 7 blocks read, which is too few".into()),
                 (_, Some(guest)) => Ok(shape.curve_with_guest(guest.actual / UNIT)),
