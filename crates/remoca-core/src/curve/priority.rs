@@ -100,9 +100,11 @@ impl Priorities {
     fn drawn_near(&mut self, group: u64) -> u64 {
         let at = place(group, NEAR_BITS);
         let kept = self.near[at];
-        if kept >> 8 == group {
-            return kept & 0xff;
-        }
+        if kept >> 8 == group { kept & 0xff } else { self.draw_near(group, at) }
+    }
+
+    #[inline(never)]
+    fn draw_near(&mut self, group: u64, at: usize) -> u64 {
         let drawn = self.hash(group) & 0xff;
         self.near[at] = group << 8 | drawn;
         drawn
@@ -176,11 +178,13 @@ impl Priorities {
     }
 }
 
-/// Returns the only place of a group among 2 to the power of `bits`.
+/// Returns the only place of a group among 2 to the power of `bits`: another one for each of as many neighbours.
 #[inline]
 fn place(group: u64, bits: u32) -> usize {
-    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves few bits")]
-    let place = (group.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - bits)) as usize;
+    // The upper bits have the disk.
+    let place = group.wrapping_add((group >> 20).wrapping_mul(0x9e37_79b9)) & ((1 << bits) - 1);
+    #[expect(clippy::cast_possible_truncation, reason = "the mask leaves few bits")]
+    let place = place as usize;
     place
 }
 
@@ -188,12 +192,6 @@ fn place(group: u64, bits: u32) -> usize {
 #[inline]
 pub(super) fn name(block: BlockId) -> u64 {
     (u64::from(block.disk.0) << BNO_BITS | block.bno.0 & BNO_MASK) & (ALL - 1)
-}
-
-/// Returns whether the blocks of two names are of one disk.
-#[inline]
-pub(super) fn are_of_one_disk(a: u64, b: u64) -> bool {
-    (a ^ b) >> BNO_BITS == 0
 }
 
 /// Returns the disk of the block of this name.
