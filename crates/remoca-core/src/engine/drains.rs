@@ -28,14 +28,22 @@ const SLOW_PAUSE_NS: u64 = 60_000_000_000;
 const SLOW_FACTOR: u64 = 4;
 
 impl Pools {
-    /// Stops sending pages to a pool of `pages` pages. It keeps what it has until the others have its share, or nothing if nothing is
-    /// wanted.
-    pub(super) fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason, pages: PageCount) {
+    /// Stops sending pages to a pool of `pages` pages, whose drain began at `begun_at`, now or in an earlier session. It keeps what it has
+    /// until the others have its share, or nothing if nothing is wanted.
+    pub(super) fn drain(
+        &mut self,
+        now: Nanos,
+        begun_at: Nanos,
+        number: PoolIndex,
+        reason: DrainReason,
+        pages: PageCount,
+    ) {
         let is_wanted = self.wanted() > PageCount(0);
         let pool = self.pool_mut(number);
         if pool.drain.is_none_or(|drain| drain.reason != reason) {
             let kept = if reason == DrainReason::Unlisted && is_wanted { pages } else { PageCount(0) };
-            pool.drain = Some(Drain { reason, since: now, pages, kept, look_at: now.plus_ns(LOOK_NS) });
+            let (until, look_at) = (begun_at.plus_ns(DRAIN_MAX_NS), now.plus_ns(LOOK_NS));
+            pool.drain = Some(Drain { reason, since: now, until, pages, kept, look_at });
         }
     }
 
@@ -48,8 +56,8 @@ impl Pools {
                 continue;
             };
             drain.look_at = now.plus_ns(LOOK_NS);
-            let left_ns = DRAIN_MAX_NS.saturating_sub(now.since_ns(drain.since));
-            let due = u128::from(drain.pages.0) * u128::from(left_ns) / u128::from(DRAIN_MAX_NS);
+            let (left_ns, all_ns) = (drain.until.since_ns(now), drain.until.since_ns(drain.since).max(1));
+            let due = u128::from(drain.pages.0) * u128::from(left_ns) / u128::from(all_ns);
             let left = used.min(u32::try_from(due).unwrap_or(u32::MAX));
             if left == 0 || drain.kept.0.saturating_sub(left) > drain.pages.0 / PARTS {
                 drain.kept = PageCount(left);
@@ -68,6 +76,21 @@ impl Pools {
         for drain in self.pools.iter_mut().filter_map(|pool| pool.drain.as_mut()).filter(|_| wanted < had) {
             let kept = u64::from(drain.kept.0) * u64::from(wanted.0) / u64::from(had.0);
             drain.kept = PageCount(u32::try_from(kept).unwrap_or(drain.kept.0));
+        }
+    }
+
+    /// Makes the drained pools keep no more than is wanted of all pools: one that was lost while the cache became smaller returns
+    /// with all that it had.
+    pub(super) fn limit_kept(&mut self) {
+        let (kept, wanted) = (self.kept_by_drained(), u64::from(self.wanted().0));
+        if kept <= wanted {
+            return;
+        }
+        for pool in &mut self.pools {
+            let part = u64::from(pool.kept().0) * wanted / kept;
+            if let Some(drain) = &mut pool.drain {
+                drain.kept = PageCount(u32::try_from(part).unwrap_or(drain.kept.0));
+            }
         }
     }
 
@@ -121,7 +144,7 @@ impl Pools {
     /// others have no room after all, or beside which no other has a share, gets its share back instead.
     pub(super) fn end_drains(&mut self, now: Nanos) -> Vec<PoolIndex> {
         let (have_all, is_alone) = (self.members_have_all(), !self.has_members());
-        let overdue = |drain: Drain| now >= drain.since.plus_ns(DRAIN_MAX_NS);
+        let overdue = |drain: Drain| now >= drain.until;
         let (mut drained, mut kept) = (Vec::new(), Vec::new());
         for pool in self.up() {
             match pool.drain {
@@ -143,10 +166,10 @@ impl Pools {
     /// Returns when a drain ends, or `None` if no pool is drained.
     pub(super) fn drain_deadline(&self) -> Option<Nanos> {
         let drains = || self.up().filter_map(|pool| pool.drain);
-        let since = drains().map(|drain| drain.since).min()?;
+        let until = drains().map(|drain| drain.until).min()?;
         let look_at = drains().filter(|drain| drain.kept.0 > 0).map(|drain| drain.look_at).min();
         let is_done = self.members_have_all() && drains().any(|drain| drain.kept.0 == 0);
-        let end = if is_done { Nanos(0) } else { since.plus_ns(DRAIN_MAX_NS) };
+        let end = if is_done { Nanos(0) } else { until };
         Some(look_at.map_or(end, |look_at| look_at.min(end)))
     }
 

@@ -129,6 +129,11 @@ impl Placement {
         }
     }
 
+    /// Returns when a server was taken out of the list, or `None` if it is listed or not known.
+    pub(super) fn leaves_since(&self, number: ServerNumber) -> Option<Nanos> {
+        self.servers.iter().find(|server| server.number == number)?.leaves_since
+    }
+
     /// Replaces the list of servers. Those of `leaving` are not in it, and have a pool that is drained; those of `seated`
     /// have a session.
     pub(super) fn replace(

@@ -27,8 +27,11 @@ pub(super) enum DrainReason {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
     pub(super) reason: DrainReason,
+    /// Time at which it began, or the session if that began later.
     pub(super) since: Nanos,
-    /// Number of its pages when it began.
+    /// Time at which it ends at the latest, whatever happens to the session.
+    pub(super) until: Nanos,
+    /// Number of the pool's pages at `since`.
     pub(super) pages: PageCount,
     /// Part of the pool's share that the others do not get yet.
     pub(super) kept: PageCount,

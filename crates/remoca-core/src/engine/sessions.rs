@@ -74,8 +74,12 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.placement.has(server) || self.pools.local.is_at(server)
     }
 
+    /// Stops sending pages to a pool. A drain goes on that has begun in an earlier session, when its server was taken out of the list.
     fn drain(&mut self, now: Nanos, number: PoolIndex, reason: DrainReason) {
-        self.pools.drain(now, number, reason, PageCount(self.index.pool_slot_counts(number).used));
+        let server = self.pools.pool(number).server();
+        let begun_at = server.and_then(|server| self.placement.leaves_since(server)).unwrap_or(now);
+        let pages = PageCount(self.index.pool_slot_counts(number).used);
+        self.pools.drain(now, begun_at, number, reason, pages);
     }
 
     /// Stores the `offer` of a server that was asked (`None`: there is no connection), and starts a session if a server

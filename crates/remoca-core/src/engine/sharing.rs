@@ -45,6 +45,9 @@ impl Pools {
     where
         M: DerefMut<Target = [u32]>,
     {
+        let count = self.up_count();
+        self.pools.iter_mut().for_each(|pool| pool.size.note_pools(count));
+        self.limit_kept();
         self.share_local(now, index, actions);
         let members: Vec<_> = self.members().collect();
         if members.is_empty() {
@@ -68,11 +71,9 @@ impl Pools {
             self.lift_limits(now, wanted, &members, &mut shares);
         }
         let slots = self.slots_each();
-        let count = self.up_count();
         for (number, share) in members.iter().zip(&shares) {
             let pool = self.pool_mut(*number);
             let server = pool.server();
-            pool.size.note_pools(count);
             pool.size.set_share(share.size);
             pool.size.keep_up(server, slots, index, actions);
         }
@@ -84,13 +85,12 @@ impl Pools {
     where
         M: DerefMut<Target = [u32]>,
     {
-        let (wanted, slots, count) = (self.local.wanted(), self.slots_each(), self.up_count());
+        let (wanted, slots) = (self.local.wanted(), self.slots_each());
         let Some(pool) = self.pools.iter_mut().find(|pool| pool.is_local()) else { return };
         let server = pool.server();
         if wanted > pool.size.limit() && pool.size.is_settled() && pool.size.lift_at() <= now {
             pool.size.lift_limit(wanted);
         }
-        pool.size.note_pools(count);
         pool.size.set_share(wanted.min(pool.size.limit()));
         pool.size.keep_up(server, slots, index, actions);
     }

@@ -96,6 +96,8 @@ pub(super) mod of_pool {
     pub(in super::super) const TAIL: usize = 11;
     pub(in super::super) const FREE_SLOT: usize = 12;
     pub(in super::super) const SLOTS_USED: usize = 13;
+    /// Number of entries of the log, of all pools, up to that of the newest move within the pool.
+    pub(in super::super) const MOVED: usize = 14;
 }
 
 /// Returns the position of a word of a pool.

@@ -74,6 +74,7 @@ impl SendLog {
         words[pool_word(pool, of_pool::SENDS)] = 0;
         words[pool_word(pool, of_pool::TAKEN)] = words[header::LOGGED];
         words[pool_word(pool, of_pool::TAKEN_SENDS)] = 0;
+        words[pool_word(pool, of_pool::MOVED)] = 0;
     }
 
     fn base<M: Words>(self, words: &M, pool: PoolIndex) -> u64 {
@@ -87,13 +88,19 @@ impl SendLog {
 
     /// Logs that the page of `slot` is about to be sent to its pool.
     pub(super) fn note_send<M: Words>(self, words: &mut M, pool: PoolIndex, slot: u32) {
-        self.note_move(words, pool, slot);
+        self.add(words, pool, slot);
         words[pool_word(pool, of_pool::SENDS)] += 1;
         settle();
     }
 
     /// Logs that a page is about to be moved to `slot` of a pool. The entry has the number of the next send.
     pub(super) fn note_move<M: Words>(self, words: &mut M, pool: PoolIndex, slot: u32) {
+        self.add(words, pool, slot);
+        words[pool_word(pool, of_pool::MOVED)] = words[header::LOGGED];
+        settle();
+    }
+
+    fn add<M: Words>(self, words: &mut M, pool: PoolIndex, slot: u32) {
         // Every send is an entry as well, but a forged index may have more sends than entries.
         if words[header::LOGGED].max(words[pool_word(pool, of_pool::SENDS)]) == u32::MAX {
             self.begin_anew(words);
@@ -152,9 +159,15 @@ impl SendLog {
         let of_pool = |at: &usize| words[at + 2] == u32::from(pool.0);
         // From the newest to the oldest.
         let own = (1..=entries).map(|back| self.entry_at(logged - back)).filter(of_pool);
-        let complete_from = match entries < outstanding {
-            true => own.clone().last().map_or(self.sends(words, pool), |oldest| number(oldest).saturating_add(1)),
-            false => base.saturating_add(u64::from(words[pool_word(pool, of_pool::TAKEN_SENDS)])),
+        let complete_from = if entries == outstanding {
+            base.saturating_add(u64::from(words[pool_word(pool, of_pool::TAKEN_SENDS)]))
+        } else if let Some(oldest) = own.clone().last() {
+            number(oldest).saturating_add(1)
+        } else if words[pool_word(pool, of_pool::MOVED)] > words[pool_word(pool, of_pool::TAKEN)] {
+            // The pool's count does not tell whether a move has arrived that nothing was sent after.
+            return Lost::All;
+        } else {
+            self.sends(words, pool)
         };
         if received < complete_from || received > self.sends(words, pool) {
             return Lost::All;

@@ -1,5 +1,6 @@
 //! Several pools in one index, against what their servers hold.
 
+use super::layout::LOG_ENTRIES;
 use super::resume_tests::{Mortal, resume};
 use super::tests::{ZERO, block, content, empty};
 use super::*;
@@ -459,6 +460,37 @@ fn a_pool_that_lost_its_pages_fills_the_chunks_that_it_has() {
     assert_eq!(world.index.free_chunks(), free + 2, "of three chunks, one is needed");
     world.index.unpin(pinned);
     assert_eq!(world.index.pool_slot_counts(pool), SlotCounts { free: 3, used: 0, draining: 0 });
+}
+
+/// So much is sent to another server meanwhile that the log does not show the moves any more.
+#[test]
+fn moves_that_may_not_have_arrived_are_in_doubt_whatever_was_sent_elsewhere() {
+    for is_answered in [false, true] {
+        let [one, other] = [0, 1].map(PoolIndex);
+        let layout = Layout::new(PageCount(8), PageCount(64), 2);
+        let mut index = empty(vec![0; layout.words()], layout);
+        for pool in [one, other] {
+            index.begin_pool(pool, Pool { server: u32::from(pool.0), generation: 1 }, 0);
+            index.aim(pool, PageCount(4));
+            index.resize(pool, u32::MAX, |_| {});
+        }
+        let admit = |index: &mut CacheIndex<Vec<u32>>, pool, number: u32| {
+            index.learn(block(number.into()), content(number));
+            let offer = index.offer(content(number), Place::Tail, PoolSet::from_iter([pool]));
+            assert!(matches!(offer, Offer::Admitted(_)), "{number}: {offer:?}");
+        };
+        (100..104).for_each(|number| admit(&mut index, one, number));
+        let mut moves = 0;
+        index.aim(one, PageCount(2));
+        index.resize(one, u32::MAX, |_| moves += 1);
+        assert_eq!(moves, 2);
+        if is_answered {
+            index.note_taken(one, index.log_end(one));
+        }
+        (200..200 + LOG_ENTRIES).for_each(|number| admit(&mut index, other, number));
+        let lost = index.give_up_sends(one, index.sends(one));
+        assert_eq!((lost, index.pool_slot_counts(one).used), if is_answered { (0, 2) } else { (2, 0) });
+    }
 }
 
 /// A slot that one pool gave back and another one got is still in the log of sends to the first.

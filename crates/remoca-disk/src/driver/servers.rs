@@ -297,13 +297,15 @@ impl Servers {
     }
 
     /// Sends the frames that are queued for this server. Returns the number of pages sent.
+    ///
+    /// # Errors
+    /// If the connection is lost, or the system cannot watch its socket: nobody would say when it has room for the rest.
     pub(super) fn flush(&mut self, host: &Host, server: ServerNumber) -> io::Result<u32> {
         let Some(session) = self.session(server) else { return Ok(0) };
         let pages = session.flush()?;
-        if let (Some(watch), Some(socket)) = (session.watch_change(), session.socket_fd())
-            && let Err(error) = host.watch_room(socket, Source::LinkSocket(server), watch)
-        {
-            tracing::warn!("cannot watch the server's socket: {error}");
+        if let (Some(watch), Some(socket)) = (session.watch_change(), session.socket_fd()) {
+            let watched = host.watch_room(socket, Source::LinkSocket(server), watch);
+            watched.map_err(|error| io::Error::other(format!("its socket cannot be watched: {error}")))?;
         }
         self.keep_sends(server);
         Ok(pages)

@@ -170,6 +170,20 @@ fn nothing_is_left_of_a_session_that_could_not_begin() {
     assert!(servers.lost(LOCAL, Ok(Received::More)).is_none() && servers.receives_again());
 }
 
+/// Nobody would say when it has room: what is queued would wait for ever.
+#[test]
+fn a_full_connection_whose_room_cannot_be_watched_is_reported() {
+    let (mut servers, host) = start(&TwoServers::default());
+    // The system refuses to change what is not watched.
+    host.unwatch(servers.session(REMOTE).unwrap().socket_fd().unwrap());
+    let error = (0..10_000).find_map(|slot| {
+        servers.admit(Admitted { at: at(REMOTE, slot), demoted_to: None }, &[1; PAGE_SIZE]);
+        servers.flush(&host, REMOTE).err()
+    });
+    let why = error.expect("its server reads nothing").to_string();
+    assert!(why.contains("cannot be watched"), "{why}");
+}
+
 /// Nobody would hear that the server takes memory back, or has gone.
 #[test]
 fn a_connection_that_cannot_be_watched_is_reported() {

@@ -131,6 +131,76 @@ fn drained_pools_alone_become_smaller_with_the_cache_and_are_left_when_it_is_off
     assert_eq!(cluster.bench.engine.status().granted, PageCount(0));
 }
 
+/// Those that are lost while it becomes smaller return with all that they had.
+#[test]
+fn drained_pools_alone_are_no_larger_than_the_cache_together() {
+    let cases: [&[ServerNumber]; 2] = [&[B], &[A, B]];
+    for lost in cases {
+        let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
+        assert!((0..u64::from(2 * PART)).all(|bno| cluster.cache(bno)));
+        cluster.bench.wait(SECOND);
+        cluster.bench.engine.set_servers(cluster.bench.now, &[C], Leaving::Drained);
+        assert_eq!(cluster.bench.all_actions(), [Action::Ask(C)]);
+        cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+        for server in lost {
+            cluster.lose(*server);
+        }
+        cluster.bench.engine.resize(cluster.bench.now, PageCount(20), PageCount(0));
+        cluster.settle();
+        for server in lost {
+            let warm = cluster.warm(*server, PART);
+            cluster.bench.engine.handle_answer(cluster.bench.now, *server, warm);
+            assert_eq!(cluster.settle(), [Action::Use(*server)]);
+        }
+        let granted = cluster.granted();
+        assert!(granted.iter().sum::<u32>() == 20 && granted.iter().all(|pages| *pages > 0), "{lost:?}: {granted:?}");
+        assert_eq!(cluster.bench.engine.index().slot_counts().used, 20);
+    }
+}
+
+/// The log of sends has room for a number of moves of all pools. The session of a pool that returns begins while it is drained.
+#[test]
+fn a_drained_pool_that_returns_moves_no_more_pages_at_a_time_than_its_part() {
+    const PAGES: u32 = 6000;
+    let mut cluster = Cluster::new(2 * PAGES, &[(A, PAGES), (B, PAGES)]);
+    for number in 1..=2 * PAGES {
+        let page = number.to_le_bytes().repeat(PAGE_SIZE / 4);
+        cluster.bench.do_from_disk(GuestOp::Read(blocks(u64::from(number), 1)), &page);
+        let Evicted::Admit(Admitted { at, .. }) = cluster.bench.engine.handle_evicted(&page) else {
+            panic!("there is room")
+        };
+        cluster.store(at, 0);
+    }
+    cluster.bench.wait(SECOND);
+    cluster.bench.engine.set_servers(cluster.bench.now, &[B], Leaving::Drained);
+    cluster.lose(A);
+    let warm = cluster.warm(A, PAGES);
+    cluster.bench.engine.handle_answer(cluster.bench.now, A, warm);
+    assert_eq!(cluster.settle(), [Action::Use(A)]);
+    cluster.bench.engine.resize(cluster.bench.now, PageCount(PAGES), PageCount(0));
+    let (mut since, mut most, mut moves) = (0, 0, 0);
+    loop {
+        let actions = cluster.bench.work();
+        if actions.is_empty() {
+            break;
+        }
+        for action in &actions {
+            match action {
+                Action::MovePage { server: A, .. } => since += 1,
+                Action::SetSize { server: A, .. } => {
+                    most = most.max(since);
+                    moves += std::mem::take(&mut since);
+                }
+                _ => {}
+            }
+        }
+        cluster.execute(actions, true);
+    }
+    // The last turn before the SETSIZE makes up to 512 more.
+    assert!(most < 4096 / 2 + 512 && moves > most, "{most} of {moves} moves at a time");
+    assert_eq!(cluster.granted(), [PAGES / 2; 2]);
+}
+
 /// The other pool may never return. If it does, each has its part.
 #[test]
 fn a_drained_pool_alone_discards_nothing_for_a_lost_one_and_is_no_larger_than_the_cache() {
@@ -229,6 +299,27 @@ fn a_list_that_is_given_again_begins_no_drain_anew() {
     let (mut cluster, _) = draining();
     cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
     assert_eq!(seconds_until(&mut cluster, |_, actions| actions.contains(&Action::Leave(A))), 600);
+}
+
+/// Otherwise a server whose connection breaks in the end would be emptied for nearly twice as long.
+#[test]
+fn a_connection_that_is_made_anew_begins_no_drain_anew() {
+    let (mut cluster, _) = draining();
+    cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+    let start = cluster.bench.now;
+    let half = start.plus_ns(300 * SECOND);
+    seconds_until(&mut cluster, |cluster, actions| cluster.bench.now >= half && actions.is_empty());
+    cluster.lose(A);
+    let warm = cluster.warm(A, PART);
+    assert_eq!(cluster.bench.answer(A, warm), [Action::Use(A)]);
+    // What is left goes in what is left of the ten minutes.
+    let kept = |cluster: &Cluster| cluster.bench.engine.pools.kept_by_drained();
+    assert_eq!(kept(&cluster), u64::from(PART));
+    let later = start.plus_ns(450 * SECOND);
+    seconds_until(&mut cluster, |cluster, actions| cluster.bench.now >= later && actions.is_empty());
+    assert!(kept(&cluster).abs_diff(u64::from(PART / 2)) <= 1, "{}", kept(&cluster));
+    seconds_until(&mut cluster, |_, actions| actions.contains(&Action::Leave(A)));
+    assert_eq!(cluster.bench.now.since_ns(start) / SECOND, 600);
 }
 
 /// Nobody has taken over anything, so its pages are worth waiting for, but not longer than a drain takes.

@@ -157,7 +157,8 @@ impl Cluster {
     /// Begins to drain the pool of a server. Returns its number.
     pub(super) fn drain(&mut self, server: ServerNumber, reason: DrainReason) -> PoolIndex {
         let pool = self.bench.engine.pools.at(server).expect("the server has a pool");
-        self.bench.engine.pools.drain(self.bench.now, pool, reason, PageCount(PART));
+        let now = self.bench.now;
+        self.bench.engine.pools.drain(now, now, pool, reason, PageCount(PART));
         pool
     }
 
