@@ -127,7 +127,7 @@ impl Bench {
         for number in 0..entries {
             this.index.learn(block(number), content(number));
             ensure!(
-                matches!(this.index.offer(content(number), Place::Tail, PoolSet::ALL), Offer::Admitted(_)),
+                matches!(this.index.offer(content(number), Place::Tail, pools()), Offer::Admitted(_)),
                 "page {number} was not admitted"
             );
         }
@@ -187,7 +187,7 @@ impl Bench {
         for _ in 0..batches {
             let contents: [_; BATCH] = std::array::from_fn(|_| content(self.draw(self.entries) | 1 << 31));
             times.start();
-            let offers = contents.map(|content| self.index.offer(content, Place::Tail, PoolSet::ALL));
+            let offers = contents.map(|content| self.index.offer(content, Place::Tail, pools()));
             times.stop();
             assert!(offers.iter().all(|offer| *offer == Offer::Unmatched));
         }
@@ -211,7 +211,7 @@ impl Bench {
             let mut admitted = 0;
             for contents in contents.chunks(EVICTED_BATCH) {
                 self.index.prefetch_contents(contents);
-                let offers = contents.iter().map(|content| self.index.offer(*content, Place::Tail, PoolSet::ALL));
+                let offers = contents.iter().map(|content| self.index.offer(*content, Place::Tail, pools()));
                 admitted += offers.filter(|offer| matches!(offer, Offer::Admitted(_))).count();
             }
             offers.stop();
@@ -312,6 +312,11 @@ impl Times {
 pub fn cpu_ns() -> u64 {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned()
+}
+
+/// Returns the pools that pages are offered to: those with a session, as the engine has it.
+fn pools() -> PoolSet {
+    [POOL].into_iter().collect()
 }
 
 fn block(number: u32) -> BlockId {

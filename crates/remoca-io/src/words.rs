@@ -199,6 +199,7 @@ fn available_bytes() -> Option<usize> {
 impl Deref for IndexMemory {
     type Target = [u32];
 
+    #[inline]
     fn deref(&self) -> &[u32] {
         // SAFETY: the mapping is `words` long, page-aligned, initialised by the kernel, and lives as long as `self`.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }

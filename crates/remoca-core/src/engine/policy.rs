@@ -375,13 +375,17 @@ impl Policy {
     /// Returns whether the reads and evictions of this content are to be noted.
     #[inline]
     pub fn samples(&self, content: Fingerprint) -> bool {
-        let is_entry = || self.has_any_of_class() && (self.lru.has(content) || self.bimodal.has(content));
-        self.adapts && (self.is_of_sample(content) || is_entry())
+        // What came as a page of a class was of the sample of that time.
+        let may_be_entry = || self.has_any_of_class() && self.is_of_sample(content, CLASSES);
+        let is_entry = || may_be_entry() && (self.lru.has(content) || self.bimodal.has(content));
+        self.adapts && (self.is_of_sample(content, self.classes) || is_entry())
     }
 
-    /// Returns whether an evicted page of this content becomes an entry: of all that are sent in part those of a class.
-    fn is_of_sample(&self, content: Fingerprint) -> bool {
-        is_one(content, (self.one_of / self.classes).max(1))
+    /// Returns whether an evicted page of this content becomes an entry while those of one class of `classes` are seen: of all that are
+    /// sent in part those of a class.
+    #[inline]
+    fn is_of_sample(&self, content: Fingerprint, classes: u32) -> bool {
+        is_one(content, (self.one_of / classes).max(1))
     }
 
     /// Notes that the guest has read a block with a sampled content, which the cache held or not.
@@ -436,7 +440,7 @@ impl Policy {
     /// Notes that the guest has evicted a page with a sampled content, which the disk is known to hold.
     pub fn note_eviction(&mut self, content: Fingerprint) {
         let entry = Entry { weight: self.weight(), is_of_class: self.classes > 1 };
-        let is_of_sample = self.is_of_sample(content);
+        let is_of_sample = self.is_of_sample(content, self.classes);
         for shadow in [&mut self.lru, &mut self.bimodal] {
             // The others of its class are not seen any more.
             if is_of_sample { shadow.evicted(content, entry) } else { shadow.forget(content) }
@@ -457,6 +461,7 @@ impl Policy {
     }
 }
 
+#[inline]
 fn is_one(content: Fingerprint, of: u32) -> bool {
     content.0[0] & (of - 1) == 0
 }
@@ -649,16 +654,18 @@ mod tests {
         assert_eq!((policy.lru.weight, policy.lru.of_class), (40 * 8, 40));
     }
 
-    /// In a cache of 512 MiB each entry of a class stands for no more than itself.
+    /// In a cache of 512 MiB each entry of a class stands for no more than itself. In one of 1 GiB half of the contents become entries.
     #[test]
     fn an_entry_of_a_class_of_a_large_cache_is_followed_until_it_is_evicted_again() {
-        let mut policy = with_a_class(1 << 17, 1..2);
-        policy.see_class_of(1);
-        assert!(policy.samples(content(1)) && !policy.samples(content(2)));
-        policy.note_read(content(1), false);
-        assert_eq!((policy.tally.reads, policy.tally.hits()), (0, 1));
-        policy.note_eviction(content(1));
-        assert!(!policy.lru.has(content(1)) && !policy.samples(content(1)));
+        for (pages, number) in [(1 << 17, 1), (1 << 18, 2)] {
+            let mut policy = with_a_class(pages, number..number + 1);
+            policy.see_class_of(1);
+            assert!(policy.samples(content(number)) && !policy.samples(content(number + 1)));
+            policy.note_read(content(number), false);
+            assert_eq!((policy.tally.reads, policy.tally.hits()), (0, 1));
+            policy.note_eviction(content(number));
+            assert!(!policy.lru.has(content(number)) && !policy.samples(content(number)));
+        }
     }
 
     #[test]

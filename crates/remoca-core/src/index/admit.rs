@@ -157,13 +157,14 @@ impl<M: Words> CacheIndex<M> {
         }
         let slot = self.slots.take(&mut self.words, pool, victim);
         assert!(demoted.is_none() || victim == Some(slot), "the page of {victim:?} is demoted, and {slot} is taken");
-        if !self.target_has_room(slot, content) {
-            self.slots.put_back(&mut self.words, slot);
+        let fits = self.target_has_room(slot, content);
+        let key = fits.then(|| self.slots.reserve(&mut self.words, slot, content, block)).flatten();
+        let Some(key) = key else {
+            self.slots.put_back(&mut self.words, pool, slot);
             return None;
-        }
-        let key = self.slots.reserve(&mut self.words, slot, content, block)?;
+        };
         self.log.note_send(&mut self.words, pool, slot);
-        self.slots.fill(&mut self.words, slot, key);
+        self.slots.fill(&mut self.words, pool, slot, key);
         self.follow_slot(slot);
         if victim.is_some() {
             self.prefetch_victims(pool);
@@ -183,9 +184,12 @@ impl<M: Words> CacheIndex<M> {
         victim.iter().for_each(|victim| self.discard(*victim));
         let to = self.slots.take(&mut self.words, pool, victim);
         self.log.note_send(&mut self.words, pool, to);
-        self.slots.demote(&mut self.words, from, to);
+        self.slots.demote(&mut self.words, from, pool, to);
         self.follow_slot(from);
         self.follow_slot(to);
+        if victim.is_some() {
+            self.prefetch_victims(pool);
+        }
         Some(to)
     }
 }

@@ -13,7 +13,7 @@
 //!    known; then it is not found.
 
 use super::chunks::Chunks;
-use super::layout::{BLOCK_LIMIT, ENTRY_WORDS, Layout, Words};
+use super::layout::{BLOCK_LIMIT, ENTRY_WORDS, Layout, Words, begin_load};
 use super::table::{Lines, Site, Table};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, DiskIndex};
@@ -250,9 +250,9 @@ impl Entries {
         self.key_site(Key::of(block))
     }
 
-    /// Returns a word whose value depends on both lines of a site of a block, to load them.
-    pub(super) fn touch_site<M: Words>(&self, words: &M, site: Site) -> u32 {
-        self.keys.touch(words, site)
+    /// Begins to load both lines of a site of a block.
+    pub(super) fn touch_site<M: Words>(&self, words: &M, site: Site) {
+        self.keys.touch(words, site);
     }
 
     /// Returns the entry that a look-up of a block with this site examines first, or [`NONE`](super::layout::NONE). The entry
@@ -261,9 +261,9 @@ impl Entries {
         self.keys.candidate(words, site)
     }
 
-    /// Returns a word whose value depends on both lines of a site of a content, to load them.
-    pub(super) fn touch_content_site<M: Words>(&self, words: &M, site: Site) -> u32 {
-        self.contents.touch(words, site)
+    /// Begins to load both lines of a site of a content.
+    pub(super) fn touch_content_site<M: Words>(&self, words: &M, site: Site) {
+        self.contents.touch(words, site);
     }
 
     /// Returns the entry that a look-up of a content with this site examines first, or [`NONE`](super::layout::NONE). The entry
@@ -272,14 +272,15 @@ impl Entries {
         self.contents.candidate(words, site)
     }
 
-    /// Returns a word whose value depends on both lines of the block of an entry, to load them.
-    pub(super) fn touch_key<M: Words>(&self, words: &M, entry: u32) -> u32 {
-        self.keys.touch(words, self.key_site(self.key(words, entry)))
+    /// Begins to load both lines of the block of an entry.
+    pub(super) fn touch_key<M: Words>(&self, words: &M, entry: u32) {
+        self.keys.touch(words, self.key_site(self.key(words, entry)));
     }
 
-    /// Returns a word whose value depends on all words of an entry, which may be in two cache lines, to load them.
-    pub(super) fn touch_entry<M: Words>(&self, words: &M, entry: u32) -> u32 {
-        self.table.get(words, entry, 0) ^ self.table.get(words, entry, ENTRY_WORDS - 1)
+    /// Begins to load an entry, which may be in two cache lines.
+    pub(super) fn touch_entry<M: Words>(&self, words: &M, entry: u32) {
+        let at = self.table.at(entry);
+        [at, at + ENTRY_WORDS - 1].into_iter().for_each(|at| begin_load(words, at));
     }
 
     /// Clears both hash tables.
@@ -288,13 +289,14 @@ impl Entries {
         self.contents.clear(words);
     }
 
-    /// Returns a word whose value depends on all lines in which `entry` may be, to load them.
-    pub(super) fn touch<M: Words>(&self, words: &M, entry: u32) -> u32 {
-        self.touch_lines(words, self.key(words, entry), self.content(words, entry))
+    /// Begins to load all lines in which `entry` may be.
+    pub(super) fn touch<M: Words>(&self, words: &M, entry: u32) {
+        self.touch_lines(words, self.key(words, entry), self.content(words, entry));
     }
 
-    /// Returns a word whose value depends on all lines in which an entry of this key and content may be, to load them.
-    pub(super) fn touch_lines<M: Words>(&self, words: &M, key: Key, content: Fingerprint) -> u32 {
-        self.keys.touch(words, self.key_site(key)) ^ self.contents.touch(words, self.content_site(content))
+    /// Begins to load all lines in which an entry of this key and content may be.
+    pub(super) fn touch_lines<M: Words>(&self, words: &M, key: Key, content: Fingerprint) {
+        self.keys.touch(words, self.key_site(key));
+        self.contents.touch(words, self.content_site(content));
     }
 }

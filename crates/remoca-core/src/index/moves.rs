@@ -13,7 +13,6 @@ use super::table::BATCH;
 use super::{CacheIndex, Target, Words};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, PageCount};
-use std::hint::black_box;
 
 impl<M: Words> CacheIndex<M> {
     /// Starts a move into `target`, an empty index with the same disks, seed and key. Cancels a move in progress. Slots that the target
@@ -52,14 +51,14 @@ impl<M: Words> CacheIndex<M> {
         end == self.entries.limit()
     }
 
-    /// Loads the lines of the target for the entries from `from` on, so that the loads overlap.
+    /// Begins to load the lines of the target for the entries from `from` on, so that the loads overlap.
     fn touch_lines(&self, from: u32) {
         let Some(Target { index: target, .. }) = self.target.as_deref() else { return };
         let batch = from..from.saturating_add(BATCH).min(self.entries.limit());
-        black_box(batch.fold(0, |sum, entry| {
+        for entry in batch {
             let (key, content) = (self.entries.key(&self.words, entry), self.entries.content(&self.words, entry));
-            sum ^ target.entries.touch_lines(&target.words, key, content)
-        }));
+            target.entries.touch_lines(&target.words, key, content);
+        }
     }
 
     fn move_entry(&mut self, entry: u32) {

@@ -6,7 +6,6 @@ use super::table::BATCH;
 use super::{CacheIndex, Words};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, PoolIndex};
-use std::hint::black_box;
 
 impl<M: Words> CacheIndex<M> {
     /// Loads what look-ups and hits of these blocks will read.
@@ -14,42 +13,45 @@ impl<M: Words> CacheIndex<M> {
         loop {
             let sites = [(); BATCH as usize].map(|()| blocks.next().map(|block| self.entries.site_of(block)));
             let Some(Some(_)) = sites.first() else { return };
-            let load = |sum, word| sum ^ word;
-            black_box(sites.iter().flatten().map(|site| self.entries.touch_site(&self.words, *site)).fold(0, load));
+            sites.iter().flatten().for_each(|site| self.entries.touch_site(&self.words, *site));
             let entries = sites.map(|site| site.map_or(NONE, |site| self.entries.candidate(&self.words, site)));
             let entries = || entries.iter().copied().filter(|entry| *entry < self.entries.limit());
-            black_box(entries().map(|entry| self.entries.touch_entry(&self.words, entry)).fold(0, load));
+            entries().for_each(|entry| self.entries.touch_entry(&self.words, entry));
             let slots = || entries().filter(|entry| !self.nodes.has(*entry));
-            black_box(slots().map(|slot| self.slots.touch_links(&self.words, slot)).fold(0, load));
-            black_box(slots().map(|slot| self.slots.touch_neighbours(&self.words, slot)).fold(0, load));
+            slots().for_each(|slot| self.slots.touch_links(&self.words, slot));
+            slots().for_each(|slot| self.slots.touch_neighbours(&self.words, slot));
         }
     }
 
     /// Loads what offers of pages with these contents will read.
     pub fn prefetch_contents(&self, contents: &[Fingerprint]) {
-        let load = |sum, word| sum ^ word;
         for batch in contents.chunks(BATCH as usize) {
             let sites = || batch.iter().map(|content| self.entries.content_site(*content));
-            black_box(sites().map(|site| self.entries.touch_content_site(&self.words, site)).fold(0, load));
+            sites().for_each(|site| self.entries.touch_content_site(&self.words, site));
             let mut entries = [NONE; BATCH as usize];
             for (entry, site) in entries.iter_mut().zip(sites()) {
                 *entry = self.entries.content_candidate(&self.words, site);
             }
-            let entries = || entries.iter().copied().filter(|entry| *entry < self.entries.limit());
-            black_box(entries().map(|entry| self.entries.touch_entry(&self.words, entry)).fold(0, load));
+            let entries = || entries[..batch.len()].iter().copied().filter(|entry| *entry < self.entries.limit());
+            entries().for_each(|entry| self.entries.touch_entry(&self.words, entry));
             // A page that is admitted takes the block along, so that the lines of the block change.
-            black_box(entries().map(|entry| self.entries.touch_key(&self.words, entry)).fold(0, load));
+            entries().for_each(|entry| self.entries.touch_key(&self.words, entry));
         }
     }
 
-    /// Loads what discarding the next pages of a pool will read: one step for each of three pages, so that no step waits for another.
+    /// Begins to load what discarding the next pages of a pool will read: the lines of the second page, the entry of the third, and the
+    /// links of the fourth. Each is found by what an admission before has begun to load, so that nothing waits.
     pub(super) fn prefetch_victims(&self, pool: PoolIndex) {
-        let [first, second, third] = self.slots.next_victims(&self.words, pool);
-        let touch = |slot: u32, what: &dyn Fn(u32) -> u32| if slot < self.slots.limit() { what(slot) } else { 0 };
-        black_box(
-            touch(first, &|slot| self.entries.touch(&self.words, slot))
-                ^ touch(second, &|slot| self.entries.touch_entry(&self.words, slot))
-                ^ touch(third, &|slot| self.slots.touch_links(&self.words, slot)),
-        );
+        let [second, third, fourth] = self.slots.later_victims(&self.words, pool);
+        let is_slot = |slot: u32| slot < self.slots.limit();
+        if is_slot(second) {
+            self.entries.touch(&self.words, second);
+        }
+        if is_slot(third) {
+            self.entries.touch_entry(&self.words, third);
+        }
+        if is_slot(fourth) {
+            self.slots.touch_links(&self.words, fourth);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The queue of the used slots of a pool, from the next to be discarded (head) to the newest (tail), and the list of free slots. A
 //! slot is on at most one of the two, so both use the same two links of it.
 
-use super::layout::{LINK_WORDS, Layout, NONE, Words, settle};
+use super::layout::{LINK_WORDS, Layout, NONE, Words, begin_load, settle};
 use super::table::Table;
 
 const PREVIOUS: usize = 0;
@@ -30,15 +30,15 @@ impl Links {
         self.note(slot);
     }
 
-    /// Returns a word whose value depends on both links of a slot, which are in one cache line, to load them.
-    pub(super) fn touch<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.get(words, slot, NEXT)
+    /// Begins to load both links of a slot, which are in one cache line.
+    pub(super) fn touch<M: Words>(&self, words: &M, slot: u32) {
+        begin_load(words, self.table.at(slot) + NEXT);
     }
 
-    /// Returns a word whose value depends on the links of both neighbours of a slot, as far as they are below `limit`.
-    pub(super) fn touch_neighbours<M: Words>(&self, words: &M, slot: u32, limit: u32) -> u32 {
+    /// Begins to load the links of both neighbours of a slot, as far as they are below `limit`.
+    pub(super) fn touch_neighbours<M: Words>(&self, words: &M, slot: u32, limit: u32) {
         let neighbours = [PREVIOUS, NEXT].map(|field| self.get(words, slot, field)).into_iter();
-        neighbours.filter(|slot| *slot < limit).fold(0, |sum, slot| sum ^ self.touch(words, slot))
+        neighbours.filter(|slot| *slot < limit).for_each(|slot| self.touch(words, slot));
     }
 
     /// Notes that links or flags of a slot have changed.

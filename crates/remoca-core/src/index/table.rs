@@ -8,9 +8,9 @@
 //! for an eighth more entries than it can get, so an entry without room is next to impossible; its owner then does without it.
 //! While an entry moves, it is in both lines. The tag is a part of the hash, as wide as the number leaves room for.
 
-use super::layout::{LINE_WORDS, Layout, NONE, Words};
+use super::layout::{LINE_WORDS, Layout, NONE, Words, begin_load};
 use crate::fingerprint::Fingerprint;
-use wide::{CmpEq, i32x4};
+use wide::{CmpEq, i16x8, i16x16, i32x8};
 
 /// Position of the fingerprint in an entry.
 pub(super) const CONTENT: usize = 2;
@@ -48,7 +48,8 @@ impl<const SIZE: usize> Table<SIZE> {
 
     /// Returns the fingerprint of an entry.
     pub(super) fn content<M: Words>(self, words: &M, entry: u32) -> Fingerprint {
-        Fingerprint([0, 1, 2].map(|i| self.get(words, entry, CONTENT + i)))
+        let content = words[self.at(entry) + CONTENT..].first_chunk();
+        Fingerprint(*content.expect("the entries end before the region"))
     }
 
     /// Stores the fingerprint of an entry.
@@ -148,9 +149,9 @@ impl Lines {
         if found == 0 { NONE } else { self.entry(word) }
     }
 
-    /// Returns a word whose value depends on both lines of `site`, to load them.
-    pub(super) fn touch<M: Words>(&self, words: &M, site: Site) -> u32 {
-        site.lines.iter().fold(0, |sum, line| sum ^ words[*line])
+    /// Begins to load both lines of `site`.
+    pub(super) fn touch<M: Words>(&self, words: &M, site: Site) {
+        site.lines.iter().for_each(|line| begin_load(words, *line));
     }
 
     /// Inserts an entry, which must not be in the table. `site_of` returns the sites of others. Returns `false` if there is no
@@ -222,12 +223,9 @@ fn line_at<M: Words>(words: &M, at: usize) -> &[u32; LINE_WORDS] {
 /// Returns one bit for each word of a line that equals `value` in the bits of `mask`.
 #[inline]
 fn equal_words(line: &[u32; LINE_WORDS], mask: u32, value: u32) -> u32 {
-    let (mask, value) = (i32x4::splat(mask.cast_signed()), i32x4::splat(value.cast_signed()));
-    let four = |i: usize| {
-        let four = i32x4::new([0, 1, 2, 3].map(|j| line[4 * i + j].cast_signed()));
-        (four & mask).cmp_eq(value).move_mask().cast_unsigned()
-    };
-    four(0) | four(1) << 4 | four(2) << 8 | four(3) << 12
+    let (mask, value) = (i32x8::splat(mask.cast_signed()), i32x8::splat(value.cast_signed()));
+    let equal = bytemuck::cast::<_, [i32x8; 2]>(*line).map(|eight| (eight & mask).cmp_eq(value));
+    bytemuck::cast::<_, i16x16>(equal.map(i16x8::from_i32x8_saturate)).move_mask().cast_unsigned()
 }
 
 /// Returns the position of the first word of the line at `at` that is `value`, or `None` if there is none.

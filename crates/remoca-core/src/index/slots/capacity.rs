@@ -192,7 +192,7 @@ impl Slots {
     pub(in crate::index) fn end_move<M: Words>(&mut self, words: &mut M, pool: PoolIndex, from: u32, to: u32) {
         let hit = self.high(words, from) & HIT;
         let previous = self.pool(pool).queue.before(&self.links, words, from);
-        self.hand_over(words, from, to, hit);
+        self.hand_over(words, from, pool, to, hit);
         let (it, links) = self.pool_and_links(pool);
         match previous {
             NONE => it.queue.add_first(links, words, to),
@@ -201,17 +201,16 @@ impl Slots {
         self.cut_off(words, pool, from);
     }
 
-    /// Moves the page and the block of `from` to `to`, which was taken for them in another pool, of which it becomes the newest
+    /// Moves the page and the block of `from` to `to`, which was taken for them in another `pool`, of which it becomes the newest
     /// page. `from` is free then.
-    pub(in crate::index) fn demote<M: Words>(&mut self, words: &mut M, from: u32, to: u32) {
-        if let Some(pool) = self.hand_over(words, from, to, 0) {
-            let (it, links) = self.pool_and_links(pool);
-            it.queue.add_last(links, words, to);
-        }
+    pub(in crate::index) fn demote<M: Words>(&mut self, words: &mut M, from: u32, pool: PoolIndex, to: u32) {
+        self.hand_over(words, from, pool, to, 0);
+        let (it, links) = self.pool_and_links(pool);
+        it.queue.add_last(links, words, to);
     }
 
-    /// Moves the page and the block of `from` to `to`, which is on no queue yet. Returns the pool of `to`.
-    fn hand_over<M: Words>(&mut self, words: &mut M, from: u32, to: u32, hit: u32) -> Option<PoolIndex> {
+    /// Moves the page and the block of `from` to `to`, a slot of `pool` that is on no queue yet.
+    fn hand_over<M: Words>(&mut self, words: &mut M, from: u32, pool: PoolIndex, to: u32, hit: u32) {
         let (key, high) = (self.entries.key(words, from), self.high(words, from));
         let (key, content) = ((high & KNOWN != 0).then_some(key), self.entries.content(words, from));
         self.let_go(words, from);
@@ -220,7 +219,7 @@ impl Slots {
         if let Some(key) = key {
             self.entries.hand_over_key(words, key, from, to);
         }
-        self.validate(words, to, key, hit)
+        self.validate(words, pool, to, key, hit);
     }
 
     /// Cuts off the last slot of a pool, which is free or draining. After the first slot of its chunk, the chunk can be given back.

@@ -126,14 +126,14 @@ impl Slots {
         self.pool_of(words, slot).is_some() && self.high(words, slot) & PAGE != 0
     }
 
-    /// Returns a word whose value depends on both links of a slot, to load them.
-    pub(in crate::index) fn touch_links<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.links.touch(words, slot)
+    /// Begins to load both links of a slot.
+    pub(in crate::index) fn touch_links<M: Words>(&self, words: &M, slot: u32) {
+        self.links.touch(words, slot);
     }
 
-    /// Returns a word whose value depends on the links of both neighbours of a slot, to load them.
-    pub(in crate::index) fn touch_neighbours<M: Words>(&self, words: &M, slot: u32) -> u32 {
-        self.links.touch_neighbours(words, slot, self.limit())
+    /// Begins to load the links of both neighbours of a slot.
+    pub(in crate::index) fn touch_neighbours<M: Words>(&self, words: &M, slot: u32) {
+        self.links.touch_neighbours(words, slot, self.limit());
     }
 
     /// Returns the slot that holds `content`, or `None` if no slot holds it. Zero pages are never cached.
@@ -250,6 +250,7 @@ impl Slots {
     // Pages.
 
     /// Returns whether a slot of a pool must be emptied before one can be taken.
+    #[inline]
     pub(in crate::index) fn needs_victim(&self, pool: PoolIndex) -> bool {
         self.pool(pool).needs_victim()
     }
@@ -292,17 +293,18 @@ impl Slots {
         None
     }
 
-    /// Returns the next three pages to be discarded, as far as there are any; the others are [`NONE`].
-    pub(in crate::index) fn next_victims<M: Words>(&self, words: &M, pool: PoolIndex) -> [u32; 3] {
+    /// Returns the three pages to be discarded after the next one, as far as there are any; the others are [`NONE`].
+    pub(in crate::index) fn later_victims<M: Words>(&self, words: &M, pool: PoolIndex) -> [u32; 3] {
         let queue = &self.pool(pool).queue;
         let after = |slot| if slot < self.limit() { queue.after(&self.links, words, slot) } else { NONE };
-        let (first, second) = (queue.first(words), after(queue.first(words)));
-        [first, second, after(second)]
+        let second = after(queue.first(words));
+        let third = after(second);
+        [second, third, after(third)]
     }
 
     /// Prepares a slot that was taken for a page of this content, and for its block. [`Self::fill`] makes both valid. Returns
-    /// `None`, and gives the slot back, if the hash table of contents has no room, and otherwise the words that make the
-    /// block known: none if the other hash table has no room.
+    /// `None` if the hash table of contents has no room, and otherwise the words that make the block known: none if the other
+    /// hash table has no room.
     pub(in crate::index) fn reserve<M: Words>(
         &mut self,
         words: &mut M,
@@ -312,7 +314,6 @@ impl Slots {
     ) -> Option<Option<Key>> {
         self.entries.set_content(words, slot, content);
         if !self.entries.enter_content(words, slot) {
-            self.put_back(words, slot);
             return None;
         }
         let key = Key::of(block);
@@ -320,16 +321,15 @@ impl Slots {
     }
 
     /// Makes a page, and its block if there is one, valid in a slot that was [prepared](Self::reserve) for them, and puts
-    /// the slot on the queue as the newest.
-    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>) {
-        if let Some(pool) = self.validate(words, slot, key, 0) {
-            let (it, links) = self.pool_and_links(pool);
-            it.queue.add_last(links, words, slot);
-        }
+    /// the slot on the queue of its pool as the newest.
+    pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32, key: Option<Key>) {
+        self.validate(words, pool, slot, key, 0);
+        let (it, links) = self.pool_and_links(pool);
+        it.queue.add_last(links, words, slot);
     }
 
-    /// Makes a page, and its block if there is one, valid. Returns the pool of the slot.
-    fn validate<M: Words>(&mut self, words: &mut M, slot: u32, key: Option<Key>, hit: u32) -> Option<PoolIndex> {
+    /// Makes a page, and its block if there is one, valid in a slot of a pool.
+    fn validate<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32, key: Option<Key>, hit: u32) {
         let pins = self.high(words, slot) & PINS;
         if let Some(key) = key {
             self.entries.set_low(words, slot, key.low);
@@ -338,9 +338,7 @@ impl Slots {
         // This store makes page and block valid.
         self.set_high(words, slot, PAGE | pins | hit | key.map_or(0, |key| KNOWN | key.high));
         self.known += u32::from(key.is_some());
-        let pool = self.pool_of(words, slot)?;
         self.pool_mut(pool).used += 1;
-        Some(pool)
     }
 
     /// Removes the page and the block of a slot. Below the capacity the slot becomes free, or draining while it is pinned.
@@ -369,14 +367,13 @@ impl Slots {
             let (it, links) = self.pool_and_links(pool);
             it.queue.remove(links, words, slot);
             it.used -= 1;
-            self.put_back(words, slot);
+            self.put_back(words, pool, slot);
         }
     }
 
-    /// Makes a slot without a page free, or draining while it is pinned.
-    pub(in crate::index) fn put_back<M: Words>(&mut self, words: &mut M, slot: u32) {
+    /// Makes a slot of a pool that has no page free, or draining while it is pinned.
+    pub(in crate::index) fn put_back<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32) {
         let is_pinned = self.high(words, slot) & PINS != 0;
-        let Some(pool) = self.pool_of(words, slot) else { return };
         let (it, links) = self.pool_and_links(pool);
         if is_pinned {
             it.draining += 1;

@@ -7,14 +7,17 @@ use crate::index::queue::Links;
 use crate::units::{PoolIndex, PoolSet};
 
 impl Slots {
+    #[inline]
     pub(super) fn pool(&self, pool: PoolIndex) -> &PoolSlots {
         &self.pools[usize::from(pool.0)]
     }
 
+    #[inline]
     pub(super) fn pool_mut(&mut self, pool: PoolIndex) -> &mut PoolSlots {
         &mut self.pools[usize::from(pool.0)]
     }
 
+    #[inline]
     pub(super) fn pool_and_links(&mut self, pool: PoolIndex) -> (&mut PoolSlots, &mut Links) {
         (&mut self.pools[usize::from(pool.0)], &mut self.links)
     }

@@ -6,7 +6,6 @@ use crate::index::entries::{KNOWN, Key};
 use crate::index::layout::{NONE, Words, header, of_pool, pool_word};
 use crate::index::table::BATCH;
 use crate::units::{BlockId, DiskIndex, PoolIndex};
-use std::hint::black_box;
 
 /// Flag of a slot that the rebuild of the queue has found on it, in place of the pins, which were dropped.
 const SEEN: u32 = PIN;
@@ -90,10 +89,10 @@ impl Slots {
         self.rebuild_free(words);
     }
 
-    /// Loads the lines of the slots from `from` on, so that the loads overlap.
+    /// Begins to load the lines of the slots from `from` on, so that the loads overlap.
     fn touch_lines<M: Words>(&self, words: &M, from: u32) {
         let batch = from..from.saturating_add(BATCH).min(self.limit());
-        black_box(batch.fold(0, |sum, slot| sum ^ self.entries.touch(words, slot)));
+        batch.for_each(|slot| self.entries.touch(words, slot));
     }
 
     /// Enters a slot of the previous process in the hash tables, and returns what its flags should be. Page or block are
