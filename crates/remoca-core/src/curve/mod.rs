@@ -144,9 +144,6 @@ impl MissRatioCurve {
     /// Counts a read of `block` and takes it out of the queue.
     #[inline]
     pub fn read(&mut self, block: BlockId) {
-        if self.follows_nothing() {
-            return self.missed(1);
-        }
         self.count_reads(1);
         self.note(EventKind::Read, block);
     }

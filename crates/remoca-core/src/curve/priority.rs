@@ -23,9 +23,9 @@ const BNO_MASK: u64 = (1 << BNO_BITS) - 1;
 pub(super) const ALL: u64 = 1 << (8 * BYTES);
 
 /// Bits of the number of groups of 256 blocks of which the drawn byte is kept: as many as 512 MiB have.
-const NEAR_BITS: u32 = 9;
+pub(super) const NEAR_BITS: u32 = 9;
 /// Bits of the number of groups of 65,536 blocks of which all other drawn bytes are kept: as many as 4 GiB have.
-const FAR_BITS: u32 = 4;
+pub(super) const FAR_BITS: u32 = 4;
 /// Mark of a place for a group that is empty. No group has this number.
 const EMPTY: u64 = u64::MAX;
 
@@ -180,9 +180,9 @@ impl Priorities {
 
 /// Returns the only place of a group among 2 to the power of `bits`: another one for each of as many neighbours.
 #[inline]
-fn place(group: u64, bits: u32) -> usize {
-    // The upper bits have the disk.
-    let place = group.wrapping_add((group >> 20).wrapping_mul(0x9e37_79b9)) & ((1 << bits) - 1);
+pub(super) fn place(group: u64, bits: u32) -> usize {
+    // The disk is in bits far above those of the place: the product brings it down.
+    let place = group.wrapping_add((group >> 20).wrapping_mul(0x9e37_79b9) >> 12) & ((1 << bits) - 1);
     #[expect(clippy::cast_possible_truncation, reason = "the mask leaves few bits")]
     let place = place as usize;
     place

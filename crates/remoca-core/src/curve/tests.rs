@@ -458,6 +458,18 @@ proptest! {
     }
 }
 
+/// Otherwise two disks that are read side by side would draw anew for each block.
+#[test]
+fn the_same_blocks_of_other_disks_have_other_places() {
+    for (shift, bits) in [(8, priority::NEAR_BITS), (16, priority::FAR_BITS)] {
+        let place = |disk| {
+            let first = BlockId { disk: DiskIndex(disk), bno: BlockNumber(0) };
+            priority::place(priority::name(first) >> shift, bits)
+        };
+        assert!((1..8).all(|disk| place(disk) != place(disk - 1)), "{bits}");
+    }
+}
+
 /// Another curve of the same key, here one that follows fewer blocks, may find the priorities.
 #[test]
 fn a_curve_takes_what_another_one_has_found_as_what_it_finds_itself() {
@@ -477,7 +489,7 @@ fn a_curve_takes_what_another_one_has_found_as_what_it_finds_itself() {
                 2 => &[EventKind::ReadAndEvicted],
                 _ => &[EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded],
             };
-            // It may be one of before: it hardly ever rises.
+            // An older limit will do: limits hardly ever rise.
             let limit = told.limit().max(finder.limit());
             let mut reads = 0;
             for _ in 0..64 {

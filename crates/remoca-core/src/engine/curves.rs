@@ -78,7 +78,7 @@ impl Curves {
         }
     }
 
-    /// Tells the curves what happened to a block of this priority, as few have: so it stays out of line.
+    /// Tells the curves what happened to a block of this priority. Few blocks come here, so it stays out of line.
     #[inline(never)]
     fn take_found(&mut self, kind: EventKind, disk: DiskIndex, priority: Priority) {
         self.each_of(disk, |watched| watched.curve.take(kind, priority));

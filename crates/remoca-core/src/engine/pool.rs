@@ -27,7 +27,7 @@ pub(super) enum DrainReason {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
     pub(super) reason: DrainReason,
-    /// Time at which it began, or the session if that began later.
+    /// Time at which it began, or at which the session did if that was later.
     pub(super) since: Nanos,
     /// Time at which it ends at the latest, whatever happens to the session.
     pub(super) until: Nanos,

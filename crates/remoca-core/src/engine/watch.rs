@@ -10,7 +10,7 @@
 //! | ... to a swap area | an eviction of the blocks that were written whole |
 //! | no evictions are seen ([`Admission::Reads`]) | each block read is evicted at once, except those of swap areas |
 //!
-//! What changes only now and then, such as what is seen of evictions, is looked at once for 64 blocks, or when somebody asks: it would cost more than
+//! What changes only now and then, such as what is seen of evictions, is looked at once in 64 blocks, or when somebody asks: it would cost more than
 //! an event itself.
 //!
 //! Without a cache (ghost mode) nothing is known of blocks. Then the contents of sampled blocks are noted (`contents.rs`), and the agent is

@@ -119,7 +119,7 @@ pub(super) fn settle() {
     compiler_fence(Ordering::SeqCst);
 }
 
-/// Begins to load the cache line of a word. Nothing waits for it where the processor has an instruction for that, as every x86 has;
+/// Begins to load the cache line of a word. Nothing waits for it where the processor has an instruction for that, as every x86-64 has;
 /// elsewhere the word is read.
 #[inline]
 pub(super) fn begin_load<M: Words>(words: &M, at: usize) {

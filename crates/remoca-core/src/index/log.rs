@@ -54,10 +54,14 @@ impl SendLog {
 
     /// Sets the pool that the slots of this number describe, and empties its log. It has received `sends` pages so far.
     pub(super) fn begin_pool<M: Words>(self, words: &mut M, number: PoolIndex, pool: Pool, sends: u64) {
+        self.begin_log(words, number, pool, sends, false);
+    }
+
+    fn begin_log<M: Words>(self, words: &mut M, number: PoolIndex, pool: Pool, sends: u64, is_in_doubt: bool) {
         self.end_pool(words, number);
         words[pool_word(number, of_pool::SERVER)] = pool.server;
         set_long(words, pool_word(number, of_pool::GENERATION), pool.generation);
-        self.begin(words, number, sends);
+        self.begin(words, number, sends, is_in_doubt);
         settle();
         words[pool_word(number, of_pool::VALID)] = 1;
     }
@@ -68,13 +72,14 @@ impl SendLog {
         settle();
     }
 
-    /// Empties the log of a pool and sets its next number to `sends`.
-    fn begin<M: Words>(self, words: &mut M, pool: PoolIndex, sends: u64) {
+    /// Empties the log of a pool and sets its next number to `sends`. With `is_in_doubt`, earlier moves may not have arrived: all
+    /// is lost with the connection, until a page of the new log has arrived after them.
+    fn begin<M: Words>(self, words: &mut M, pool: PoolIndex, sends: u64, is_in_doubt: bool) {
         set_long(words, pool_word(pool, of_pool::BASE), sends);
         words[pool_word(pool, of_pool::SENDS)] = 0;
         words[pool_word(pool, of_pool::TAKEN)] = words[header::LOGGED];
-        words[pool_word(pool, of_pool::TAKEN_SENDS)] = 0;
-        words[pool_word(pool, of_pool::MOVED)] = 0;
+        words[pool_word(pool, of_pool::TAKEN_SENDS)] = u32::from(is_in_doubt);
+        words[pool_word(pool, of_pool::MOVED)] = u32::from(is_in_doubt);
     }
 
     fn base<M: Words>(self, words: &M, pool: PoolIndex) -> u64 {
@@ -114,19 +119,24 @@ impl SendLog {
         settle();
     }
 
-    /// Empties the log, which starts anew after 2^32 entries. If a connection breaks while older pages are in transit, all
-    /// slots of its pool are dropped.
+    /// Empties the log, which starts anew after 2^32 entries. If a connection breaks while older pages or moves are in transit,
+    /// all slots of its pool are dropped.
     fn begin_anew<M: Words>(self, words: &mut M) {
-        let pools: Vec<_> =
-            PoolIndex::all().map(|pool| (pool, self.pool(words, pool), self.sends(words, pool))).collect();
+        let of = |pool| (pool, self.pool(words, pool), self.sends(words, pool), self.has_open_moves(words, pool));
+        let pools: Vec<_> = PoolIndex::all().map(of).collect();
         pools.iter().for_each(|(pool, ..)| self.end_pool(words, *pool));
         words[header::LOGGED] = 0;
-        for (number, pool, sends) in pools {
+        for (number, pool, sends, is_in_doubt) in pools {
             match pool {
-                Some(pool) => self.begin_pool(words, number, pool, sends),
-                None => self.begin(words, number, sends),
+                Some(pool) => self.begin_log(words, number, pool, sends, is_in_doubt),
+                None => self.begin(words, number, sends, is_in_doubt),
             }
         }
+    }
+
+    /// Returns whether moves are not known to have arrived.
+    fn has_open_moves<M: Words>(self, words: &M, pool: PoolIndex) -> bool {
+        words[pool_word(pool, of_pool::MOVED)] > words[pool_word(pool, of_pool::TAKEN)]
     }
 
     /// Returns the current end of the log of a pool.
@@ -163,7 +173,7 @@ impl SendLog {
             base.saturating_add(u64::from(words[pool_word(pool, of_pool::TAKEN_SENDS)]))
         } else if let Some(oldest) = own.clone().last() {
             number(oldest).saturating_add(1)
-        } else if words[pool_word(pool, of_pool::MOVED)] > words[pool_word(pool, of_pool::TAKEN)] {
+        } else if self.has_open_moves(words, pool) {
             // The pool's count does not tell whether a move has arrived that nothing was sent after.
             return Lost::All;
         } else {

@@ -1,6 +1,6 @@
 //! Several pools in one index, against what their servers hold.
 
-use super::layout::LOG_ENTRIES;
+use super::layout::{LOG_ENTRIES, header};
 use super::resume_tests::{Mortal, resume};
 use super::tests::{ZERO, block, content, empty};
 use super::*;
@@ -462,13 +462,16 @@ fn a_pool_that_lost_its_pages_fills_the_chunks_that_it_has() {
     assert_eq!(world.index.pool_slot_counts(pool), SlotCounts { free: 3, used: 0, draining: 0 });
 }
 
-/// So much is sent to another server meanwhile that the log does not show the moves any more.
+/// So much is sent to another server meanwhile that the log does not show the moves any more, or the log begins anew.
 #[test]
 fn moves_that_may_not_have_arrived_are_in_doubt_whatever_was_sent_elsewhere() {
-    for is_answered in [false, true] {
+    for (is_answered, logged, sent) in
+        [false, true].into_iter().flat_map(|it| [(it, 0, LOG_ENTRIES), (it, u32::MAX - 6, 1)])
+    {
         let [one, other] = [0, 1].map(PoolIndex);
         let layout = Layout::new(PageCount(8), PageCount(64), 2);
         let mut index = empty(vec![0; layout.words()], layout);
+        index.words[header::LOGGED] = logged;
         for pool in [one, other] {
             index.begin_pool(pool, Pool { server: u32::from(pool.0), generation: 1 }, 0);
             index.aim(pool, PageCount(4));
@@ -487,7 +490,7 @@ fn moves_that_may_not_have_arrived_are_in_doubt_whatever_was_sent_elsewhere() {
         if is_answered {
             index.note_taken(one, index.log_end(one));
         }
-        (200..200 + LOG_ENTRIES).for_each(|number| admit(&mut index, other, number));
+        (200..200 + sent).for_each(|number| admit(&mut index, other, number));
         let lost = index.give_up_sends(one, index.sends(one));
         assert_eq!((lost, index.pool_slot_counts(one).used), if is_answered { (0, 2) } else { (2, 0) });
     }

@@ -234,6 +234,8 @@ proptest! {
         words[header::LOGGED] = logged;
         words[pool_word(POOL, of_pool::CAPACITY)] = capacity;
         words[pool_word(POOL, of_pool::QUEUE)] = made_up[0];
+        words[pool_word(POOL, of_pool::MOVED)] = made_up[6];
+        words[pool_word(POOL, of_pool::TAKEN)] = made_up[7];
         words[HEADER_WORDS..log_at].copy_from_slice(&made_up[..log_at - HEADER_WORDS]);
         // As if it had been closed, but with a wrong checksum.
         words[header::CLOSED] = closed;

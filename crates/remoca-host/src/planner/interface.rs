@@ -133,7 +133,7 @@ pub struct Record {
     /// What all VMs may have together in it, without the reserve; 0 if nobody said that.
     #[serde(default)]
     pub total_bytes: u64,
-    /// When all VMs were read last, in seconds since 1970; 0 if nobody says.
+    /// When all VMs were read last, in seconds since 1970; 0 if nobody says. It stays while one counts that only a former daemon has heard.
     #[serde(default)]
     pub read_s: u64,
     pub intent: Option<Intent>,

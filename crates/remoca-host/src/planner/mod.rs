@@ -56,7 +56,8 @@ pub struct Planner {
     vms: BTreeMap<String, KnownVm>,
     /// Sizes by the record of a former daemon.
     recorded: BTreeMap<String, u64>,
-    /// When all VMs were read last, by this daemon or a former one, in seconds since 1970; 0 if nobody says.
+    /// When all VMs that count were there last, by this daemon or a former one, in seconds since 1970; 0 if nobody says. Those that this
+    /// daemon has seen go were there.
     read_s: u64,
     /// Intent of a former daemon, until the VMs have been read.
     inherited: Option<Intent>,
@@ -150,21 +151,25 @@ impl Planner {
         if self.vms.is_empty() {
             self.count_former(at, &all);
         }
-        self.read_s = at.unix_s;
         let gone: Vec<String> =
             self.vms.keys().filter(|name| !all.iter().any(|heard| heard.vm == **name)).cloned().collect();
-        for name in gone {
-            self.drop_moves(at, &name, "the VM is gone");
-            if let Some(guest) = self.guests.get_mut(&name) {
+        for name in &gone {
+            self.drop_moves(at, name, "the VM is gone");
+            if let Some(guest) = self.guests.get_mut(name) {
                 guest.unusable = Some(Unusable::Silent("the VM process was stopped".into()));
             }
-            let is_over = self.vms.get_mut(&name).is_none_or(|vm| {
+            let is_over = self.vms.get_mut(name).is_none_or(|vm| {
                 vm.stop(at.now);
                 vm.is_absent(at.now)
             });
             if is_over {
-                self.forget(at, &name);
+                self.forget(at, name);
             }
+        }
+        // One that this daemon has never heard is known from then only: else daemons after one another would count it for ever.
+        let is_unheard = |name: &String| self.vms.get(name).is_some_and(|vm| vm.reading.is_none());
+        if !gone.iter().any(is_unheard) {
+            self.read_s = at.unix_s;
         }
         for Heard { vm, limits, answer } in all {
             let known = self.vms.entry(vm.clone()).or_insert_with(|| KnownVm::new(at.now, None));
@@ -191,8 +196,12 @@ impl Planner {
     /// Counts the VMs that a former daemon counted. Those that are gone by now count as if this one had seen them go, unless it has been too
     /// long since the former one read them.
     fn count_former(&mut self, at: Moment, all: &[Heard]) {
-        let passed = Duration::from_secs(at.unix_s.saturating_sub(self.read_s));
-        if self.read_s > 0 && passed >= DEAD_FOR + self.settings.interval {
+        // An older daemon does not say, and the clock may have been set back.
+        if self.read_s == 0 || self.read_s > at.unix_s {
+            self.read_s = at.unix_s;
+        }
+        let passed = Duration::from_secs(at.unix_s - self.read_s);
+        if passed >= DEAD_FOR + self.settings.interval {
             self.recorded.retain(|name, _| all.iter().any(|heard| heard.vm == *name));
         }
         for (name, bytes) in &self.recorded {

@@ -79,6 +79,17 @@ fn zeroes_take_no_memory_and_parts_of_blocks_are_never_answered() {
     assert_eq!(hits(&mut bench, None), Some((vec![0; 4], 3)), "it touches two blocks");
 }
 
+/// Zeroes beside other blocks are told no more than alone.
+#[test]
+fn of_a_long_read_the_blocks_that_are_zero_are_not_told() {
+    let mut bench = Bench::new(EngineConfig { has_port: false, ..config() });
+    bench.connect(1, 8, 0);
+    [(1, 1), (2, 0), (3, 3)].into_iter().for_each(|(bno, value)| _ = read(&mut bench, DISK, bno, value));
+    bench.request(0, DISK, GuestOp::Read(blocks(1, 3)));
+    // Block 1 is third in the queue, then block 3 second. With block 2 told it would be third as well.
+    assert_eq!(hits(&mut bench, None), Some((vec![0, 1, 2, 2], 5)));
+}
+
 #[test]
 fn an_overwritten_block_is_no_hit_until_it_is_evicted_again() {
     let mut bench = Bench::connected();
@@ -343,9 +354,9 @@ fn what_an_agent_says_and_a_cache_that_is_turned_off_are_followed_at_once() {
     assert_eq!(one_of(&|bench| bench.engine.resize(bench.now, PageCount(0), PageCount(0))), 8);
 }
 
-/// Each of them happens while events wait that were before it.
+/// A long discard, a disk that goes, and parts of blocks are no events of single blocks.
 #[test]
-fn what_is_done_at_once_comes_after_the_events_before_it() {
+fn what_is_done_to_many_blocks_comes_after_the_events_before_it() {
     let mut bench = Bench::connected();
     read(&mut bench, DISK, 1, 1);
     evict(&mut bench, 1);
