@@ -52,7 +52,7 @@ pub const ONE_OF_MAX: u32 = 1024;
 /// Number of blocks of a range from which on it is quicker to look at every sampled block.
 const WIDE_RANGE: u64 = 32_768;
 
-/// What happened to a block.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The guest has read it.
@@ -65,9 +65,70 @@ pub enum EventKind {
     Discarded,
 }
 
-/// Priority of a block: the lowest are followed. All curves with the same key give a block the same one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Priority(u64);
+/// Event of a block, in eight bytes: the block's name in the lower bits, the kind in the upper two.
+#[derive(Clone, Copy, Debug)]
+pub struct Event(u64);
+
+/// Lowest bit of the kind.
+const KIND_BIT: u32 = 62;
+
+impl Event {
+    /// Returns the event of this kind for `block`.
+    #[inline]
+    #[must_use]
+    pub fn new(kind: EventKind, block: BlockId) -> Self {
+        let number = match kind {
+            EventKind::Read => 0,
+            EventKind::ReadAndEvicted => 1,
+            EventKind::Evicted => 2,
+            EventKind::Discarded => 3,
+        };
+        Self(priority::name(block) | number << KIND_BIT)
+    }
+
+    /// Returns the same event for block `bno` of the disk. This one must be for the disk's first block.
+    #[inline]
+    #[must_use]
+    pub fn of_block(self, bno: BlockNumber) -> Self {
+        Self(self.0 | priority::name(BlockId { disk: DiskIndex(0), bno }))
+    }
+
+    /// Returns whether another event is for the same disk.
+    #[inline]
+    #[must_use]
+    pub fn is_of_disk_of(self, other: Self) -> bool {
+        priority::are_of_one_disk(self.name(), other.name())
+    }
+
+    /// Returns the disk of the block.
+    #[inline]
+    #[must_use]
+    pub fn disk(self) -> DiskIndex {
+        priority::disk_of(self.0)
+    }
+
+    /// Returns whether the guest has read the block.
+    #[inline]
+    #[must_use]
+    pub fn is_read(self) -> bool {
+        self.0 >> KIND_BIT < 2
+    }
+
+    #[inline]
+    fn kind(self) -> EventKind {
+        match self.0 >> KIND_BIT {
+            0 => EventKind::Read,
+            1 => EventKind::ReadAndEvicted,
+            2 => EventKind::Evicted,
+            _ => EventKind::Discarded,
+        }
+    }
+
+    #[inline]
+    fn name(self) -> u64 {
+        self.0 & (priority::ALL - 1)
+    }
+}
 
 /// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
 #[derive(Clone)]
@@ -144,51 +205,38 @@ impl MissRatioCurve {
     /// Counts a read of `block` and takes it out of the queue.
     #[inline]
     pub fn read(&mut self, block: BlockId) {
-        self.count_reads(1);
-        self.note(EventKind::Read, block);
+        self.take(&[Event::new(EventKind::Read, block)]);
     }
 
     /// Counts a read of `block`, which the guest evicts at once.
     #[inline]
     pub fn read_and_evicted(&mut self, block: BlockId) {
-        self.count_reads(1);
-        self.note(EventKind::ReadAndEvicted, block);
+        self.take(&[Event::new(EventKind::ReadAndEvicted, block)]);
     }
 
-    /// Returns whether every block would be followed and none is: all that is read now is beyond every size.
+    /// Takes events, oldest first.
     #[inline]
-    #[must_use]
-    pub fn follows_nothing(&self) -> bool {
-        self.queue.is_empty() && self.limit() == Priority(priority::ALL)
-    }
-
-    /// Returns the priority below which blocks may be followed.
-    #[inline]
-    #[must_use]
-    pub fn limit(&self) -> Priority {
-        Priority(if self.queue.older() > 0 { self.threshold.max(self.older.threshold) } else { self.threshold })
-    }
-
-    /// Returns the priority of `block`, or `None` if it is not below `limit`.
-    #[inline]
-    pub fn find(&mut self, block: BlockId, limit: Priority) -> Option<Priority> {
-        self.priorities.find(priority::name(block), limit.0).map(Priority)
-    }
-
-    /// Counts reads of `blocks` blocks, followed or not. [`Self::take`] is told of those that may be followed.
-    #[inline]
-    pub fn count_reads(&mut self, blocks: u64) {
-        self.histogram.reads += blocks as f64;
-    }
-
-    /// Takes what happened to the block of this priority, if it may be followed. A read must be counted beside
-    /// ([`Self::count_reads`]).
-    #[inline]
-    pub fn take(&mut self, kind: EventKind, priority: Priority) {
-        if priority >= self.limit() {
+    pub fn take(&mut self, events: &[Event]) {
+        let reads = events.iter().filter(|event| event.is_read()).count() as f64;
+        self.histogram.reads += reads;
+        let mut limit = self.limit();
+        if limit == priority::ALL && self.queue.is_empty() && events.iter().all(|event| event.kind() == EventKind::Read)
+        {
+            // Every block is sampled, and none is there.
+            self.histogram.beyond += reads;
             return;
         }
-        let Priority(priority) = priority;
+        for event in events {
+            if let Some(priority) = self.priorities.find(event.name(), limit) {
+                self.take_sampled(event.kind(), priority);
+                limit = self.limit();
+            }
+        }
+    }
+
+    /// Takes an event of a block that is sampled, as few are: so it stays out of the loop over all events.
+    #[inline(never)]
+    fn take_sampled(&mut self, kind: EventKind, priority: u64) {
         match kind {
             EventKind::Read => self.note_read(priority),
             EventKind::Discarded => self.queue.forget(priority),
@@ -197,12 +245,6 @@ impl MissRatioCurve {
                 self.note_read(priority);
                 self.put(priority);
             }
-        }
-    }
-
-    fn note(&mut self, kind: EventKind, block: BlockId) {
-        if let Some(priority) = self.find(block, self.limit()) {
-            self.take(kind, priority);
         }
     }
 
@@ -215,13 +257,13 @@ impl MissRatioCurve {
     /// Makes `block` the newest of the queue: the guest has evicted it.
     #[inline]
     pub fn evicted(&mut self, block: BlockId) {
-        self.note(EventKind::Evicted, block);
+        self.take(&[Event::new(EventKind::Evicted, block)]);
     }
 
     /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
     #[inline]
     pub fn discarded(&mut self, block: BlockId) {
-        self.note(EventKind::Discarded, block);
+        self.take(&[Event::new(EventKind::Discarded, block)]);
     }
 
     /// Takes these blocks of a disk out of the queue. A wide range takes as long as 32,768 blocks.
@@ -248,7 +290,7 @@ impl MissRatioCurve {
             reason = "within the bounds of the threshold"
         )]
         let threshold = (rate.clamp(0., 1.) * priority::ALL as f64) as u64;
-        if Priority(threshold) < self.limit() {
+        if threshold < self.limit() {
             self.lower(threshold.max(1));
             self.queue.retain(|priority| priority < threshold.max(1));
         }
@@ -260,6 +302,11 @@ impl MissRatioCurve {
         self.older.threshold = self.older.threshold.min(threshold);
         // Most blocks of a queue that is too full may be of the older sample, so this says nothing of the rate at which all pages are seen again.
         self.raised_from = self.raised_from.map(|from| from.min(self.threshold));
+    }
+
+    /// Returns the threshold of the blocks that may be in the queue.
+    fn limit(&self) -> u64 {
+        if self.queue.older() > 0 { self.threshold.max(self.older.threshold) } else { self.threshold }
     }
 
     fn sample(&self) -> Sample {

@@ -470,18 +470,17 @@ fn the_same_blocks_of_other_disks_have_other_places() {
     }
 }
 
-/// Another curve of the same key, here one that follows fewer blocks, may find the priorities.
+/// Events that are taken together do what they do one by one, also when the threshold falls in between.
 #[test]
-fn a_curve_takes_what_another_one_has_found_as_what_it_finds_itself() {
+fn events_are_taken_together_as_one_by_one() {
     let mut random = Random(17);
     for blocks in [3, 60, 9000, 40_000] {
-        let mut finder = after(20_000, 30_000);
-        let mut told = MissRatioCurve::new(&KEY, FAR);
-        let mut alone = told.clone();
+        let mut together = MissRatioCurve::new(&KEY, FAR);
+        let mut single = together.clone();
         for round in 0..400_usize {
             if round % 150 == 149 {
                 let classes = if round < 200 { 8 } else { 1 };
-                [&mut told, &mut alone].into_iter().for_each(|curve| curve.see_class_of(classes));
+                [&mut together, &mut single].into_iter().for_each(|curve| curve.see_class_of(classes));
             }
             let kinds: &[EventKind] = match round % 4 {
                 0 => &[EventKind::Read],
@@ -489,27 +488,39 @@ fn a_curve_takes_what_another_one_has_found_as_what_it_finds_itself() {
                 2 => &[EventKind::ReadAndEvicted],
                 _ => &[EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded],
             };
-            // An older limit will do: limits hardly ever rise.
-            let limit = told.limit().max(finder.limit());
-            let mut reads = 0;
-            for _ in 0..64 {
-                let kind = kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()];
-                let block = block(random.below(blocks));
+            let events: Vec<_> = (0..64)
+                .map(|_| {
+                    (kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()], block(random.below(blocks)))
+                })
+                .collect();
+            for (kind, block) in &events {
                 match kind {
-                    EventKind::Read => alone.read(block),
-                    EventKind::ReadAndEvicted => alone.read_and_evicted(block),
-                    EventKind::Evicted => alone.evicted(block),
-                    EventKind::Discarded => alone.discarded(block),
-                }
-                reads += u64::from(matches!(kind, EventKind::Read | EventKind::ReadAndEvicted));
-                if let Some(priority) = finder.find(block, limit) {
-                    told.take(kind, priority);
+                    EventKind::Read => single.read(*block),
+                    EventKind::ReadAndEvicted => single.read_and_evicted(*block),
+                    EventKind::Evicted => single.evicted(*block),
+                    EventKind::Discarded => single.discarded(*block),
                 }
             }
-            told.count_reads(reads);
-            assert_eq!((told.rate(), told.followed()), (alone.rate(), alone.followed()), "round {round}");
+            let events: Vec<_> = events.iter().map(|(kind, block)| Event::new(*kind, *block)).collect();
+            assert!(
+                events.iter().all(|event| event.is_read() == matches!(event.kind(), EventKind::Read | EventKind::ReadAndEvicted))
+            );
+            together.take(&events);
+            assert_eq!((together.rate(), together.followed()), (single.rate(), single.followed()), "round {round}");
         }
-        assert_eq!(told.to_bytes(), alone.to_bytes());
+        assert_eq!(together.to_bytes(), single.to_bytes());
+    }
+}
+
+#[test]
+fn an_event_tells_its_disk_and_what_happened() {
+    let [here, there] = [0, 4095].map(|disk| BlockId { disk: DiskIndex(disk), bno: BlockNumber((1 << 40) - 1) });
+    for kind in [EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded] {
+        let event = Event::new(kind, there);
+        assert_eq!((event.kind(), event.disk(), event.name()), (kind, there.disk, priority::name(there)));
+        let first = Event::new(kind, BlockId { bno: BlockNumber(0), ..there });
+        assert_eq!(first.of_block(there.bno).0, event.0);
+        assert!(first.is_of_disk_of(event) && !first.is_of_disk_of(Event::new(kind, here)));
     }
 }
 

@@ -10,8 +10,8 @@
 //! | ... to a swap area | an eviction of the blocks that were written whole |
 //! | no evictions are seen ([`Admission::Reads`]) | each block read is evicted at once, except those of swap areas |
 //!
-//! What changes only now and then, such as what is seen of evictions, is looked at once in 64 blocks, or when somebody asks: it would cost more than
-//! an event itself.
+//! Events wait until there are 64, or somebody asks. The curves take them together, oldest first: what is to be looked at once for all of them, such
+//! as what is seen of evictions, would cost more than an event itself.
 //!
 //! Without a cache (ghost mode) nothing is known of blocks. Then the contents of sampled blocks are noted (`contents.rs`), and the agent is
 //! advised to send one page of [`GHOST_ONE_OF`]. Decision 0038.
@@ -19,9 +19,8 @@
 use super::admit::ADVICE_MAX;
 use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
 use super::disks::page_of;
-use super::fetches::Source;
 use super::{Admission, DiskEngine};
-use crate::curve::{EventKind, Unreadable, Windows};
+use crate::curve::{Event, EventKind, Unreadable, Windows};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
 use std::ops::{DerefMut, Range};
@@ -30,6 +29,15 @@ use std::ops::{DerefMut, Range};
 const GHOST_ONE_OF: u32 = 8;
 /// Maximum number of overwritten blocks that are noted one by one.
 const OVERWRITTEN_MAX: u64 = 16;
+
+/// What the curves are told of the blocks of a read.
+#[derive(Clone, Copy)]
+pub(super) struct Telling {
+    /// The event of the first block of the disk.
+    first: Event,
+    /// Whether blocks of a swap area are told otherwise.
+    looks_for_swap: bool,
+}
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets whether curves are kept, as they are by default.
@@ -67,6 +75,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// # Errors
     /// If the bytes are no curve of a process with the same key. The present curve stays then.
     pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
+        self.curves.settle();
         let Some(disk) = disk else {
             self.curves.vm.curve = self.curves.read(bytes)?;
             // The former process may have seen another share of the evictions.
@@ -84,29 +93,25 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Ok(())
     }
 
-    /// Tells the curves that the guest reads these blocks, of which `told` are not known to be zero, by the sources that were stored.
+    /// Returns what the curves are to be told of each block of a read ([`Self::tell_read`]), or `None` if nothing.
     #[inline]
-    pub(super) fn tell_reads(&mut self, now: Nanos, disk: DiskIndex, blocks: Range<u64>, told: u64) {
-        if told == 0 || !self.curves.is_on {
-            return;
+    pub(super) fn begin_telling(&mut self, now: Nanos, disk: DiskIndex) -> Option<Telling> {
+        if !self.curves.is_on {
+            return None;
         }
         self.curves.read_at = Some(now);
-        self.curves.begin_disk(disk);
         let are_evicted = self.admit.admission() == Admission::Reads;
-        if !are_evicted && self.curves.follow_nothing(disk) {
-            self.curves.each_of(disk, |watched| watched.curve.missed(told));
-        } else {
-            self.curves.each_of(disk, |watched| watched.curve.count_reads(told));
-            let limit = self.curves.limit(disk);
-            let looks_for_swap = are_evicted && self.disks.has_swap(disk);
-            for (bno, _) in blocks.zip(&self.sources).filter(|(_, source)| !matches!(source, Source::Zero)) {
-                let block = BlockId { disk, bno: BlockNumber(bno) };
-                let is_evicted = are_evicted && !(looks_for_swap && self.disks.is_swap(block));
-                let kind = if is_evicted { EventKind::ReadAndEvicted } else { EventKind::Read };
-                self.curves.take(kind, block, limit);
-            }
-        }
-        if self.curves.note_told(told) {
+        let kind = if are_evicted { EventKind::ReadAndEvicted } else { EventKind::Read };
+        let first = Event::new(kind, BlockId { disk, bno: BlockNumber(0) });
+        Some(Telling { first, looks_for_swap: are_evicted && self.disks.has_swap(disk) })
+    }
+
+    /// Tells the curves that the guest reads a block, which is not known to be zero.
+    #[inline]
+    pub(super) fn tell_read(&mut self, telling: Telling, block: BlockId) {
+        if telling.looks_for_swap && self.disks.is_swap(block) {
+            self.tell_curves(EventKind::Read, block);
+        } else if self.curves.note(telling.first.of_block(block.bno)) {
             self.settle_curves();
         }
     }
@@ -116,8 +121,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !self.curves.is_on {
             return;
         }
-        // Without a curve of its own, these reads would count for another disk too.
-        self.curves.begin_disk(disk);
+        if !self.curves.has_curve(disk) {
+            // A read that waits may give it one. Without one of its own, these reads would count for another disk too.
+            self.settle_curves();
+            self.curves.begin_disk(disk);
+        }
         self.curves.each_of(disk, |watched| watched.curve.missed(blocks));
     }
 
@@ -128,6 +136,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         if blocks.end - blocks.start > OVERWRITTEN_MAX {
+            // What waits was before it.
+            self.settle_curves();
             return self.curves.overwritten(disk, blocks);
         }
         for bno in blocks {
@@ -137,16 +147,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     #[inline]
     fn tell_curves(&mut self, kind: EventKind, block: BlockId) {
-        self.curves.take(kind, block, self.curves.limit(block.disk));
-        if self.curves.note_told(1) {
+        if self.curves.note(Event::new(kind, block)) {
             self.settle_curves();
         }
     }
 
-    /// Has the curves follow what changes only now and then, if they were told of a block since they did.
+    /// Has the curves take what was noted, and then follow what changes only now and then.
     #[inline(never)]
     fn settle_curves(&mut self) {
-        if self.curves.begin_to_follow() {
+        if self.curves.settle() {
             self.follow_evictions();
             self.curves.advance();
         }
@@ -215,6 +224,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Has the curves follow a change of what is seen of evictions at once.
     pub(super) fn follow_change(&mut self) {
         if self.curves.is_on {
+            self.curves.settle();
             self.follow_evictions();
         }
     }

@@ -354,9 +354,9 @@ fn what_an_agent_says_and_a_cache_that_is_turned_off_are_followed_at_once() {
     assert_eq!(one_of(&|bench| bench.engine.resize(bench.now, PageCount(0), PageCount(0))), 8);
 }
 
-/// A long discard, a disk that goes, and parts of blocks are no events of single blocks.
+/// Each of them happens while events wait that were before it.
 #[test]
-fn what_is_done_to_many_blocks_comes_after_the_events_before_it() {
+fn what_is_done_at_once_comes_after_the_events_before_it() {
     let mut bench = Bench::connected();
     read(&mut bench, DISK, 1, 1);
     evict(&mut bench, 1);
