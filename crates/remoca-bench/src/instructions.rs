@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::process::Command;
 
 /// Number of times that the reads are counted, and that they are made before, at full speed.
-const COUNTED: usize = 3;
+const COUNTED: usize = 4;
 const BEFORE: usize = 100;
 
 #[derive(Args)]
