@@ -111,15 +111,20 @@ fn a_cache_that_shrinks_a_little_takes_no_more_from_a_drained_pool_than_from_oth
     }
 }
 
-/// None of the new list answers.
-#[test]
-fn drained_pools_alone_become_smaller_with_the_cache_and_are_left_when_it_is_off() {
+/// Returns a cluster whose two pools are full and drained: none of the new list answers.
+fn drained_alone() -> Cluster {
     let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
     assert!((0..u64::from(2 * PART)).all(|bno| cluster.cache(bno)));
     cluster.bench.wait(SECOND);
     cluster.bench.engine.set_servers(cluster.bench.now, &[C], Leaving::Drained);
     assert_eq!(cluster.bench.all_actions(), [Action::Ask(C)]);
     cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+    cluster
+}
+
+#[test]
+fn drained_pools_alone_become_smaller_with_the_cache_and_are_left_when_it_is_off() {
+    let mut cluster = drained_alone();
     assert_eq!(cluster.settle(), []);
     assert_eq!(cluster.granted(), [PART; 2]);
     cluster.bench.engine.resize(cluster.bench.now, PageCount(20), PageCount(0));
@@ -136,12 +141,7 @@ fn drained_pools_alone_become_smaller_with_the_cache_and_are_left_when_it_is_off
 fn drained_pools_alone_are_no_larger_than_the_cache_together() {
     let cases: [&[ServerNumber]; 2] = [&[B], &[A, B]];
     for lost in cases {
-        let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
-        assert!((0..u64::from(2 * PART)).all(|bno| cluster.cache(bno)));
-        cluster.bench.wait(SECOND);
-        cluster.bench.engine.set_servers(cluster.bench.now, &[C], Leaving::Drained);
-        assert_eq!(cluster.bench.all_actions(), [Action::Ask(C)]);
-        cluster.bench.engine.handle_answer(cluster.bench.now, C, None);
+        let mut cluster = drained_alone();
         for server in lost {
             cluster.lose(*server);
         }
