@@ -125,7 +125,16 @@ impl Frontend {
         }
     }
 
-    /// Returns the attachment of the front end that is connected. Returns `None` if none is, and for an NBD export.
+    /// Hands out a flush before anything else, and nothing until that is done: the guest has switched its write cache off
+    /// while there was no disk to flush, and has its answer.
+    pub fn flush_first(&mut self) {
+        if let Self::Vhost(device) = self {
+            device.flush_first();
+        }
+    }
+
+    /// Returns the attachment of the front end that is connected. Returns `None` if none is, if its guest has not run here,
+    /// and for an NBD export.
     pub fn attachment(&self) -> Option<Attachment> {
         match self {
             Self::Vhost(device) => device.attachment(),

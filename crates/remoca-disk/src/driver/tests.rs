@@ -233,10 +233,13 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
     }
 }
 
-/// A driver of these parts, with a session.
+/// A driver of these parts, with a session if it has its disks.
 fn begin(parts: Parts) -> Driver {
     let cache = parts.sizes.cache;
     let mut driver = Driver::new(parts).unwrap();
+    if !driver.migration.serves() {
+        return driver;
+    }
     let server = ServerNumber(0);
     driver.vm.engine.set_servers(driver.vm.host.now(), &[server], Leaving::AtOnce);
     let offer = PoolOffer { generation: 1, npages: cache, available: cache, sends_received: 0 };

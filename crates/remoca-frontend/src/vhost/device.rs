@@ -60,6 +60,8 @@ pub struct VhostDevice {
     /// Whether a former process may have completed writes that are not durable yet, although the write cache is off. They
     /// become so when the guest itself switches it off.
     owes_flush: bool,
+    /// Whether nothing is handed out before a flush of the device's own is done, for which no front end waits.
+    flushes_first: bool,
     memory: Arc<GuestMemory>,
     /// Of the guest's memory.
     footprint: Footprint,
@@ -131,6 +133,7 @@ impl VhostDevice {
             capacity,
             write_cache,
             owes_flush: false,
+            flushes_first: false,
             memory: Arc::default(),
             footprint: Footprint::default(),
             connected: false,
@@ -211,16 +214,21 @@ impl VhostDevice {
         None
     }
 
-    /// Returns whether the flush that goes with switching the write cache off is to be handed out.
+    /// Returns whether the flush that goes with switching the write cache off is to be handed out, or is to be done before
+    /// anything else.
     fn has_cache_flush(&self) -> bool {
-        matches!(&self.waiting, Some(Waiting { until: Until::CacheFlushed { handed_out: false }, .. }))
+        let waits = matches!(&self.waiting, Some(Waiting { until: Until::CacheFlushed { handed_out: false }, .. }));
+        waits || self.flushes_first
     }
 
     /// Returns that flush, or `None` while requests are with the driver.
     fn pop_cache_flush(&mut self) -> Option<BlkRequest> {
-        let is_idle = self.throttle.is_idle();
-        let Some(Until::CacheFlushed { handed_out }) = self.waiting_until().filter(|_| is_idle) else { return None };
-        *handed_out = true;
+        if !self.throttle.is_idle() {
+            return None;
+        }
+        if let Some(Until::CacheFlushed { handed_out }) = self.waiting_until() {
+            *handed_out = true;
+        }
         Some(BlkRequest::cache_flush(self.hand_out(1)))
     }
 
@@ -280,17 +288,18 @@ impl VhostDevice {
     /// Completes a request with `status`. The guest sees the completion after the next `notify`.
     pub fn complete(&mut self, request: BlkRequest, status: Status) {
         self.throttle.release(request.operation.parts());
-        let repeats = match &request.chain {
+        let goes_on = match &request.chain {
             Some(chain) if chain.session.is_live() => self.queues[usize::from(request.queue)].complete(chain, status),
             Some(_) => false,
             None => {
                 self.end_cache_flush(status);
-                false
+                // What waited for it goes out.
+                std::mem::take(&mut self.flushes_first)
             }
         };
         drop(request);
-        let flushes = self.throttle.is_idle() && matches!(self.waiting_until(), Some(Until::CacheFlushed { .. }));
-        if self.throttle.has_room_again() || repeats || flushes {
+        let flushes = self.throttle.is_idle() && self.has_cache_flush();
+        if self.throttle.has_room_again() || goes_on || flushes {
             // The driver need not call `pop` again on its own.
             wake::raise(self.kicks.control());
         }
@@ -334,16 +343,23 @@ impl VhostDevice {
         self.owes_flush = true;
     }
 
-    /// Resets the write cache to on, because the disk goes to another process. The guest goes there too, or it sets its
-    /// write cache again.
-    pub fn forget_write_cache(&mut self) {
-        self.write_cache.set(true);
-        self.owes_flush = false;
+    /// Hands out a flush of the device's own before anything else, and nothing until that is done: the guest has switched its
+    /// write cache off while there was no disk to flush, and has its answer.
+    pub fn flush_first(&mut self) {
+        self.flushes_first = true;
     }
 
-    /// Returns the attachment of the front end that is connected, or `None` if none is.
+    /// Resets the write cache to on, because the disk goes to another process, and everything is durable. The guest goes there
+    /// too, or it sets its write cache again.
+    pub fn forget_write_cache(&mut self) {
+        self.write_cache.set(true);
+        (self.owes_flush, self.flushes_first) = (false, false);
+    }
+
+    /// Returns the attachment of the front end that is connected, or `None` if none is, or if its guest has not run here:
+    /// before that, the guest may run elsewhere.
     pub fn attachment(&self) -> Option<Attachment> {
-        self.connected.then(|| Attachment::of(&self.session))
+        (self.connected && self.started > 0).then(|| Attachment::of(&self.session))
     }
 
     /// Returns the number of requests that this device has taken from `queue` and not completed.
@@ -511,6 +527,50 @@ mod tests {
         assert_eq!(switch(&mut device, false).try_recv().unwrap(), Ok(0));
         device.assume_no_write_cache();
         assert_eq!(switch(&mut device, true).try_recv().unwrap(), Ok(0));
+        assert!(device.pop().is_none());
+    }
+
+    /// That of a hypervisor to which a VM is about to migrate is connected long before its guest is there.
+    #[test]
+    fn a_front_end_that_has_started_no_queue_has_said_nothing_for_its_guest() {
+        let (mut device, io) =
+            VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
+        for command in [Command::Attach, Command::Attached] {
+            let (reply, answer) = sync_channel(1);
+            io.commands.send(Envelope { command, reply }).unwrap();
+            wake::raise(&io.wake);
+            device.handle_events().unwrap();
+            assert_eq!(answer.try_recv().unwrap(), Ok(0));
+        }
+        assert!(device.is_connected() && device.attachment().is_none());
+    }
+
+    #[test]
+    fn a_flush_that_goes_first_holds_everything_up_and_answers_nobody() {
+        let (mut device, io) =
+            VhostDevice::without_front_end(DeviceConfig::disk("test", "serial", 1 << 20), None).unwrap();
+        device.flush_first();
+        let flush = device.pop().expect("nothing is with the driver");
+        assert!(device.pop().is_none() && device.pop_begun().is_none());
+        let (reply, answer) = sync_channel(1);
+        io.commands.send(Envelope { command: Command::SetWriteback(false), reply }).unwrap();
+        wake::raise(&io.wake);
+        device.handle_events().unwrap();
+        device.complete(flush, Status::Ok);
+        assert!(answer.try_recv().is_err(), "that flush began before the guest said so");
+        assert!(device.kicks.take().unwrap(), "the driver looks again");
+        let flush = device.pop_begun().expect("the front end waits for it");
+        device.complete(flush, Status::Ok);
+        assert_eq!(answer.try_recv().unwrap(), Ok(0));
+        assert!(device.pop().is_none());
+        // A failure is not tried again.
+        device.flush_first();
+        let flush = device.pop_begun().expect("before another program takes over");
+        device.complete(flush, Status::IoError);
+        assert!(device.kicks.take().unwrap() && device.pop().is_none());
+        // The disk goes, flushed.
+        device.flush_first();
+        device.forget_write_cache();
         assert!(device.pop().is_none());
     }
 

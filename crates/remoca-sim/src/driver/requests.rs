@@ -81,7 +81,8 @@ impl World<'_> {
         let promise = disk.model.flush_promise();
         let guest = &mut disk.guest;
         let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment else { return };
-        // A process whose connection broke before the disks arrived answers at once (decision 0023, Weak).
+        // A process whose connection broke before the disks arrived answers at once, and flushes when it has them (decision
+        // 0023, Weak).
         let is_cut = self.moving.as_ref().is_some_and(Move::is_cut);
         if guest.is_gone || guest.is_paused || !front.is_idle() || is_cut {
             return;

@@ -206,7 +206,12 @@ impl Migration {
             match told.get(at).copied().or_else(|| stayed(at)) {
                 Some(is_on) => disk.frontend.inherit_write_cache(is_on),
                 None => {
+                    let was_off = !disk.frontend.write_cache();
                     disk.frontend.assume_no_write_cache();
+                    if was_off {
+                        // The guest had its answer while there was no disk. What the former owner completed may not be durable.
+                        disk.frontend.flush_first();
+                    }
                     is_assumed |= !disk.frontend.write_cache();
                 }
             }

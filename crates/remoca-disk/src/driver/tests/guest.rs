@@ -3,8 +3,9 @@
 use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::guests::SECOND_LOOK;
-use crate::driver::{Disk, Driver, Ended, Parts, Source};
+use crate::driver::{Disk, Driver, Ended, Migration, Parts, Source};
 use crate::handover::{Checking, Successor};
+use crate::migration::HostPeers;
 use crate::state::{self, Before, StateFile};
 use remoca_core::engine::{EngineConfig, Evicted};
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
@@ -19,7 +20,8 @@ use remoca_protocol::control::DiskTraffic;
 use remoca_protocol::handover::StoreKind;
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
 use remoca_store::{
-    DataPath, Geometry, HandOver, Identity, ImageStamp, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
+    DataPath, Geometry, HandOver, Identity, ImageStamp, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth,
+    StoreOp,
 };
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -153,13 +155,17 @@ impl Bench {
         let socket = folder.path().join("s");
         let device = VhostDevice::new(config, SocketSource::bind(&socket, None).unwrap()).unwrap();
         let script = Arc::<Mutex<Script>>::default();
+        let of_stores = Arc::clone(&script);
+        let open = move || -> Box<dyn Store> {
+            Box::new(ScriptedStore { event: wake::new().unwrap(), script: Arc::clone(&of_stores) })
+        };
         let disk = Disk {
             number: DiskIndex(0),
             name: "disk".into(),
             image: String::new(),
             socket: String::new(),
-            store: Box::new(ScriptedStore { event: wake::new().unwrap(), script: Arc::clone(&script) }),
-            open: Box::new(|| unreachable!("nobody opens it anew")),
+            store: open(),
+            open: Box::new(move || Ok(open())),
             swap: false,
             settles_at: None,
             had_guest: false,
@@ -336,6 +342,31 @@ fn with_the_write_cache_off_every_modification_is_durable_when_it_completes() {
             }
             assert_eq!(bench.guest.result(ticket), Some(OK));
         }
+    }
+}
+
+/// The front end has its answer at once, and the guest sends no flush. So this process makes the one that is missing.
+#[test]
+fn what_a_former_owner_completed_is_flushed_if_the_guest_switched_its_write_cache_off_before_the_disks_came() {
+    for is_on in [true, false] {
+        let mut bench = Bench::start_with(config(1), device(), |parts, _| {
+            parts.migration = Migration::new(Box::new(HostPeers), None, None, None, config(1), true, true).unwrap();
+        });
+        bench.meanwhile(|guest| guest.set_writeback(is_on).unwrap());
+        assert!(!bench.driver.migration.serves());
+        // The guest runs, and nobody else has the disk.
+        bench.driver.turn(&[]);
+        assert!(bench.driver.migration.serves());
+        let ticket = bench.submit(Command::Write { sector: 8, data: &[1; PAGE_SIZE] });
+        if !is_on {
+            assert_eq!(bench.asked(), [StoreOp::Flush], "a write waits for it");
+            bench.answer(0, Ok(()), 0);
+            bench.turn();
+        }
+        let asked = bench.asked();
+        assert!(matches!(asked[..], [StoreOp::Write { durable: true, .. }]), "{asked:?}");
+        bench.answer(0, Ok(()), 0);
+        assert_eq!(bench.guest.result(ticket), Some(OK));
     }
 }
 

@@ -198,7 +198,9 @@ impl VhostDevice {
             // The failure cannot be reported to the guest, which did not ask for a flush.
             tracing::error!(device = self.config.name, "the flush that goes with switching the write cache off failed");
         }
-        self.answer(Ok(0));
+        if matches!(self.waiting_until(), Some(Until::CacheFlushed { handed_out: true })) {
+            self.answer(Ok(0));
+        }
     }
 
     /// Answers the waiting command, if there is one.
