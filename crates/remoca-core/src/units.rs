@@ -65,6 +65,12 @@ impl PoolSet {
         self.0 == 0
     }
 
+    /// Returns the pool of the set if there is exactly one, otherwise `None`.
+    #[must_use]
+    pub fn only(self) -> Option<PoolIndex> {
+        self.iter().next().filter(|_| self.0.is_power_of_two())
+    }
+
     /// Returns the pools of the set, lowest number first.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = PoolIndex> {

@@ -9,7 +9,7 @@ use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, PAGE_SIZE, PoolIn
 use std::ops::DerefMut;
 
 /// Number of evicted pages that are copied out of guest memory before the first of them is judged.
-pub const EVICTED_BATCH: usize = 8;
+pub const EVICTED_BATCH: usize = 16;
 
 /// Content of an evicted page that the engine has seen.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let mut contents = [self.prints.zero(); EVICTED_BATCH];
         for (content, page) in contents.iter_mut().zip(pages) {
             *content = self.prints.page(page);
+            // The lines come while the next page is hashed.
+            self.index.begin_prefetch(*content);
         }
         self.index.prefetch_contents(&contents[..pages.len().min(EVICTED_BATCH)]);
         std::array::from_fn(|at| (at < pages.len()).then_some(EvictedContent(contents[at])))

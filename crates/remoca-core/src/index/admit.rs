@@ -7,10 +7,11 @@
 //!
 //! A demoted page is logged as sent to its new pool before its new slot is valid, like any other page.
 
+use super::entries::Vacancy;
 use super::{CacheIndex, Found, Words};
 use crate::fingerprint::Fingerprint;
 use crate::index::Place;
-use crate::units::{PoolIndex, PoolSet, SlotIndex};
+use crate::units::{BlockId, PoolIndex, PoolSet, SlotIndex};
 
 /// Pools that may take a page now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +65,14 @@ struct Room {
     victim: Option<u32>,
 }
 
+/// What an entry leaves to the slot that gets its block.
+enum Left {
+    /// The words of its node in both hash tables. Nothing may be inserted until the slot has taken them.
+    Words(Vacancy),
+    /// A block that is in no hash table any more.
+    Block(BlockId),
+}
+
 impl<M: Words> CacheIndex<M> {
     /// Decides whether to cache an evicted page with this `content` in a pool of `tiers`. If the page is admitted, it is
     /// entered in the log of sends, and the caller must send it, and the demoted one before it.
@@ -79,12 +88,13 @@ impl<M: Words> CacheIndex<M> {
         offer
     }
 
-    fn find_offer(&mut self, Found { entry, content }: Found, place: Place, tiers: Tiers) -> Offer {
+    fn find_offer(&mut self, found: Found, place: Place, tiers: Tiers) -> Offer {
+        let entry = found.entry;
         if self.entries.has_page(&self.words, entry) {
             if self.may_rise(entry, tiers)
                 && let Some(room) = self.find_room(tiers.local)
             {
-                return self.admit(entry, content, room, tiers).unwrap_or(Offer::NoSlot);
+                return self.admit(found, room, tiers).unwrap_or(Offer::NoSlot);
             }
             self.slots.move_to_tail(&mut self.words, entry);
             return Offer::Duplicate;
@@ -101,7 +111,7 @@ impl<M: Words> CacheIndex<M> {
                 .or_else(|| self.find_room(tiers.remote))
                 .or_else(|| self.find_room(tiers.local)),
         };
-        let Some(offer) = room.and_then(|room| self.admit(entry, content, room, tiers)) else {
+        let Some(offer) = room.and_then(|room| self.admit(found, room, tiers)) else {
             return Offer::NoSlot;
         };
         if let (Place::Head, Offer::Admitted(slot) | Offer::Demoting { slot, .. }) = (place, offer) {
@@ -137,28 +147,48 @@ impl<M: Words> CacheIndex<M> {
         self.find_room(free)
     }
 
-    /// Moves the block of `entry`, which has this content, to the slot of `room`, whose page is to be sent. A page that `entry`
-    /// has is dropped. Returns `None` if a hash table is full. A shrinking pool takes no more pages than it will have room for.
-    fn admit(&mut self, entry: u32, content: Fingerprint, room: Room, tiers: Tiers) -> Option<Offer> {
-        let Room { pool, victim } = room;
-        // Before the victim's block needs a node, which might be this one.
+    /// Removes the block of an entry that was found, and the page that it may have.
+    fn take_out(&mut self, Found { entry, at, .. }: Found) -> Left {
+        if self.nodes.has(entry) {
+            let vacancy = self.nodes.make_way(&mut self.words, entry, at);
+            self.follow_removed(entry, vacancy.key.block());
+            return Left::Words(vacancy);
+        }
         let block = self.remove_block(entry);
         if self.entries.has_page(&self.words, entry) {
             self.discard(entry);
         }
+        Left::Block(block)
+    }
+
+    /// Takes the slot of `room`, whose page is discarded if it has one. It must be filled, or put back.
+    fn take(&mut self, Room { pool, victim }: Room) -> u32 {
+        let Some(victim) = victim else { return self.slots.take(&mut self.words, pool) };
+        let emptied = self.empty(victim, self.slots.was_hit(&self.words, victim));
+        debug_assert_eq!(emptied, Some(pool), "the slot {victim} is on the queue of its pool");
+        victim
+    }
+
+    /// Moves the found block into the slot of `room`. Its page is to be sent. A page that its entry has is dropped. Returns
+    /// `None` if a hash table is full. A shrinking pool takes no more pages than it will have room for.
+    fn admit(&mut self, found: Found, room: Room, tiers: Tiers) -> Option<Offer> {
+        let (Room { pool, victim }, content) = (room, found.content);
+        // Before the victim's block needs a node, which might be this one.
+        let left = self.take_out(found);
         let is_local = tiers.local.contains(pool);
         // A page that is demoted counts as sent, so the one that takes its place must be admitted.
         let has_room =
             |victim: &u32| self.entries.has_room_for(&self.words, content) && self.target_has_room(*victim, content);
         let demotable = victim.filter(|_| is_local).filter(has_room);
         let demoted = demotable.and_then(|victim| self.demote(victim, tiers.remote));
-        if demoted.is_none() {
-            victim.iter().for_each(|victim| self.discard(*victim));
-        }
-        let slot = self.slots.take(&mut self.words, pool, victim);
+        // A demoted page has left its slot, which is now the first free one.
+        let slot = self.take(Room { pool, victim: victim.filter(|_| demoted.is_none()) });
         assert!(demoted.is_none() || victim == Some(slot), "the page of {victim:?} is demoted, and {slot} is taken");
-        let fits = self.target_has_room(slot, content);
-        let key = fits.then(|| self.slots.reserve(&mut self.words, slot, content, block)).flatten();
+        let key = match left {
+            _ if !self.target_has_room(slot, content) => None,
+            Left::Words(vacancy) => Some(self.slots.reserve_vacant(&mut self.words, slot, content, vacancy)),
+            Left::Block(block) => self.slots.reserve(&mut self.words, slot, content, block),
+        };
         let Some(key) = key else {
             self.slots.put_back(&mut self.words, pool, slot);
             return None;
@@ -180,9 +210,9 @@ impl<M: Words> CacheIndex<M> {
         if !is_wanted || self.is_doomed(from) {
             return None;
         }
-        let Room { pool, victim } = self.find_room(pools)?;
-        victim.iter().for_each(|victim| self.discard(*victim));
-        let to = self.slots.take(&mut self.words, pool, victim);
+        let room = self.find_room(pools)?;
+        let Room { pool, victim } = room;
+        let to = self.take(room);
         self.log.note_send(&mut self.words, pool, to);
         self.slots.demote(&mut self.words, from, pool, to);
         self.follow_slot(from);

@@ -2,7 +2,7 @@
 
 use super::{CacheIndex, EntryHint, Words};
 use crate::fingerprint::Fingerprint;
-use crate::units::{BlockId, BlockNumber, DiskIndex};
+use crate::units::{BlockId, BlockNumber, DiskIndex, PoolIndex};
 use std::ops::Range;
 
 /// Place at which the index has a content. It is valid until the index is changed.
@@ -10,6 +10,8 @@ use std::ops::Range;
 pub struct Found {
     pub(super) entry: u32,
     pub(super) content: Fingerprint,
+    /// Position of the word that names the entry in the hash table of contents.
+    pub(super) at: usize,
 }
 
 impl<M: Words> CacheIndex<M> {
@@ -82,7 +84,7 @@ impl<M: Words> CacheIndex<M> {
 
     /// Looks for `content`, and returns where the index has it, or `None` if neither a block nor a page has it.
     pub fn find(&self, content: Fingerprint) -> Option<Found> {
-        self.entries.find_content(&self.words, content).map(|entry| Found { entry, content })
+        self.entries.find_content_word(&self.words, content).map(|(entry, at)| Found { entry, content, at })
     }
 
     /// Returns a block that the disk is known to hold the content for, or `None` if there is none. What is being forgotten is not known.
@@ -106,10 +108,10 @@ impl<M: Words> CacheIndex<M> {
     }
 
     /// Checks that the index has not been changed since the content was found.
-    pub(super) fn check(&self, Found { entry, content }: Found) {
+    pub(super) fn check(&self, Found { entry, content, at }: Found) {
         debug_assert_eq!(
-            self.entries.find_content(&self.words, content),
-            Some(entry),
+            self.entries.find_content_word(&self.words, content),
+            Some((entry, at)),
             "{content:?} was found before a change"
         );
     }
@@ -181,15 +183,17 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Empties a slot, whose block gets a node.
-    pub(super) fn move_block_to_node(&mut self, slot: u32) {
+    /// Empties a slot, whose block gets a node. Returns the pool of a slot with a page, to which it must be put back unless it is
+    /// filled again.
+    pub(super) fn move_block_to_node(&mut self, slot: u32) -> Option<PoolIndex> {
         self.make_room();
         let was_hit = self.slots.was_hit(&self.words, slot);
         let node = self.nodes.take_over(&mut self.words, slot, was_hit);
-        self.slots.let_go(&mut self.words, slot);
+        let pool = self.slots.let_go(&mut self.words, slot);
         self.follow_slot(slot);
         if let Some((block, content, _)) = self.nodes.get(&self.words, node) {
             self.follow_inserted(node, block, content);
         }
+        pool
     }
 }

@@ -14,7 +14,7 @@
 
 use super::chunks::Chunks;
 use super::layout::{BLOCK_LIMIT, ENTRY_WORDS, Layout, Words, begin_load};
-use super::table::{Lines, Site, Table};
+use super::table::{Lines, Site, Table, Vacant};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, DiskIndex};
 
@@ -60,6 +60,13 @@ impl Key {
 /// Position of a block's entry at some moment. It is a hint: the entry may belong to another block later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryHint(pub(super) u32);
+
+/// What a node has left in both hash tables, for the slot that gets its block.
+pub(super) struct Vacancy {
+    pub(super) key: Key,
+    in_keys: Option<Vacant>,
+    in_contents: Vacant,
+}
 
 /// Positions of the entries and of their hash tables.
 #[derive(Clone, Copy, Debug)]
@@ -175,8 +182,14 @@ impl Entries {
 
     /// Returns the live entry that is found by `content`, or `None` if there is no such entry.
     pub(super) fn find_content<M: Words>(&self, words: &M, content: Fingerprint) -> Option<u32> {
+        self.find_content_word(words, content).map(|(entry, _)| entry)
+    }
+
+    /// Returns the live entry that is found by `content`, and the position of its word, or `None` if there is no such entry.
+    #[inline]
+    pub(super) fn find_content_word<M: Words>(&self, words: &M, content: Fingerprint) -> Option<(u32, usize)> {
         let is_it = |entry| self.content(words, entry) == content && self.is_live(words, entry);
-        self.contents.find(words, self.content_site(content), is_it)
+        self.contents.find_word(words, self.content_site(content), is_it)
     }
 
     /// Returns the slot that has a page of this content, or `None` if no slot has one.
@@ -235,6 +248,35 @@ impl Entries {
         self.contents.remove(words, self.content_site(self.content(words, entry)), entry);
     }
 
+    /// Removes `entry` from both hash tables: from that of blocks, where it was found by `key`, and from that of contents, where its
+    /// word is at `at`. Returns what it leaves to an entry with the same block and content.
+    pub(super) fn vacate<M: Words>(&self, words: &mut M, entry: u32, key: Key, at: usize) -> Vacancy {
+        debug_assert_eq!(
+            self.contents.position(words, self.content_site(self.content(words, entry)), entry),
+            Some(at),
+            "the word is not that of the entry {entry}"
+        );
+        let in_contents = self.contents.vacate(words, at);
+        let key_at = self.keys.position(words, self.key_site(key), entry);
+        Vacancy { key, in_keys: key_at.map(|at| self.keys.vacate(words, at)), in_contents }
+    }
+
+    /// Puts `entry`, which has the same content, into the words that [`Self::vacate`] has freed. No entry may have been inserted since.
+    /// Returns the key by which it is found, if it is.
+    pub(super) fn occupy<M: Words>(&self, words: &mut M, entry: u32, vacancy: Vacancy) -> Option<Key> {
+        self.contents.occupy(words, vacancy.in_contents, entry);
+        self.keys.occupy(words, vacancy.in_keys?, entry);
+        Some(vacancy.key)
+    }
+
+    /// Asserts that each word of both hash tables is in a line of its entry, and that no entry has two in one. Returns the number of
+    /// entries that are found by their block.
+    #[cfg(test)]
+    pub(super) fn check_lines<M: Words>(&self, words: &M) -> usize {
+        self.contents.check(words, |entry| self.content_site(self.content(words, entry)));
+        self.keys.check(words, |entry| self.key_site(self.key(words, entry)))
+    }
+
     /// Makes `to` the entry that is found by `key`, instead of `from`.
     pub(super) fn hand_over_key<M: Words>(&self, words: &mut M, key: Key, from: u32, to: u32) {
         self.keys.replace(words, self.key_site(key), from, to);
@@ -255,10 +297,10 @@ impl Entries {
         self.keys.touch(words, site);
     }
 
-    /// Returns the entry that a look-up of a block with this site examines first, or [`NONE`](super::layout::NONE). The entry
-    /// may be any.
-    pub(super) fn candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
-        self.keys.candidate(words, site)
+    /// Returns the entries that a look-up of a block with this site may examine first, and [`NONE`](super::layout::NONE) for each
+    /// that is missing. Neither need be the one looked for.
+    pub(super) fn candidates<M: Words>(&self, words: &M, site: Site) -> [u32; 2] {
+        self.keys.candidates(words, site)
     }
 
     /// Begins to load both lines of a site of a content.
@@ -266,10 +308,10 @@ impl Entries {
         self.contents.touch(words, site);
     }
 
-    /// Returns the entry that a look-up of a content with this site examines first, or [`NONE`](super::layout::NONE). The entry
-    /// may be any.
-    pub(super) fn content_candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
-        self.contents.candidate(words, site)
+    /// Returns the entries that a look-up of a content with this site may examine first, and [`NONE`](super::layout::NONE) for
+    /// each that is missing. Neither need be the one looked for.
+    pub(super) fn content_candidates<M: Words>(&self, words: &M, site: Site) -> [u32; 2] {
+        self.contents.candidates(words, site)
     }
 
     /// Begins to load both lines of the block of an entry.

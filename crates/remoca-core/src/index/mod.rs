@@ -138,21 +138,34 @@ impl<M: Words> CacheIndex<M> {
     /// Discards page and block of `slot`. If the guest has received the page again, the block stays known; otherwise no copy
     /// of its content is left in memory.
     fn discard(&mut self, slot: u32) {
-        self.empty(slot, self.slots.was_hit(&self.words, slot));
+        let pool = self.empty(slot, self.slots.was_hit(&self.words, slot));
+        self.put_back(slot, pool);
     }
 
     /// Drops the page of `slot`, or what is left of one beyond the capacity. A block that the guest has not received again
     /// stays known if a node is free.
     fn lose(&mut self, slot: u32) {
-        self.empty(slot, self.slots.was_hit(&self.words, slot) || !self.nodes.is_full());
+        let pool = self.empty(slot, self.slots.was_hit(&self.words, slot) || !self.nodes.is_full());
+        self.put_back(slot, pool);
     }
 
-    fn empty(&mut self, slot: u32, keeps_block: bool) {
+    /// Removes page and block of `slot`. Returns the pool of a slot with a page, to which the slot must be put back, unless it is
+    /// filled again.
+    #[must_use = "the slot is on no list"]
+    fn empty(&mut self, slot: u32, keeps_block: bool) -> Option<PoolIndex> {
         if keeps_block && self.slots.knows_block(&self.words, slot) && !self.is_doomed(slot) {
-            self.move_block_to_node(slot);
+            self.move_block_to_node(slot)
         } else {
-            self.slots.release(&mut self.words, slot);
+            let pool = self.slots.release(&mut self.words, slot);
             self.follow_slot(slot);
+            pool
+        }
+    }
+
+    /// Puts a slot that was [emptied](Self::empty) back to its pool, if it had a page there.
+    fn put_back(&mut self, slot: u32, pool: Option<PoolIndex>) {
+        if let Some(pool) = pool {
+            self.slots.put_back(&mut self.words, pool, slot);
         }
         self.follow_changes();
     }

@@ -112,6 +112,28 @@ fn crowd(layout: Layout) -> impl Iterator<Item = Fingerprint> {
     contents.filter(move |content| index.entries.lines_of(*content) == index.entries.lines_of(ZERO))
 }
 
+/// The page in the slot was discarded by then, and is of other lines.
+#[test]
+fn a_slot_emptied_for_a_page_without_room_is_free() {
+    let layout = Layout::new(PageCount(48), PageCount(400), 2);
+    let smaller = layout.resized(PageCount(48), PageCount(64));
+    let mut index = empty(vec![0; layout.words()], layout);
+    index.set_capacity(PageCount(33), |_| {});
+    let contents: Vec<_> = [content(1000)].into_iter().chain(crowd(smaller)).take(34).collect();
+    for (content, bno) in contents[..33].iter().zip(0..) {
+        index.learn(block(bno), *content);
+        assert!(matches!(index.offer(*content, Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
+    }
+    index.learn(block(33), contents[33]);
+    index.begin_move(CacheIndex::new(vec![0; smaller.words()], smaller, 7, ZERO));
+    assert!(index.move_entries(u32::MAX));
+    let sends = index.sends(POOL);
+    assert_eq!(index.offer(contents[33], Place::Tail, PoolSet::ALL), Offer::NoSlot);
+    let counts = SlotCounts { free: 1, used: 32, draining: 0 };
+    assert_eq!((index.slot_counts(), index.sends(POOL)), (counts, sends));
+    index.check_target();
+}
+
 /// The larger table has room for all of them, and the smaller one for 32.
 #[test]
 fn a_page_without_room_in_the_new_region_is_dropped_in_both() {

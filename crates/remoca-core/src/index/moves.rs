@@ -209,6 +209,8 @@ impl<M: Words> CacheIndex<M> {
         let limit = self.slots.limit().min(target.index.slots.limit());
         let (moved, target) = (target.moved.min(limit), &target.index);
         assert!(!self.slots.have_changed(), "an operation ends without the target");
+        let found_by_block = target.entries.check_lines(&target.words);
+        assert_eq!(found_by_block, target.known_blocks().0 as usize, "words of the target");
         for slot in 0..moved {
             let known = self.entries.block(&self.words, slot);
             let content = self.entries.content(&self.words, slot);

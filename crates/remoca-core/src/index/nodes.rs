@@ -1,7 +1,7 @@
 //! The nodes: what the disk holds for each known block that no slot names. The CLOCK algorithm (second chance) bounds their
 //! number, so that they are the blocks that the guest touched last. CLOCK skips blocks whose content is cached.
 
-use super::entries::{Entries, KNOWN, Key};
+use super::entries::{Entries, KNOWN, Key, Vacancy};
 use super::layout::{Layout, NONE, Words, header, settle};
 use super::table::BATCH;
 use crate::fingerprint::Fingerprint;
@@ -169,15 +169,31 @@ impl Nodes {
     /// Removes a node, which stays in the hash table of blocks until another entry [takes its
     /// place](Entries::hand_over_key). Returns the key.
     pub(super) fn give_up<M: Words>(&mut self, words: &mut M, node: u32) -> Key {
-        let (key, high) = (self.entries.key(words, node), self.entries.high(words, node));
-        // This store makes the node invalid, even if the process is killed while the hash tables still name it.
-        self.entries.set_high(words, node, 0);
-        settle();
+        let high = self.entries.high(words, node);
+        let key = self.invalidate(words, node);
         if high & STANDS != 0 {
             self.entries.leave_content(words, node);
         }
         self.put_on_free_list(words, node);
         self.used -= 1;
+        key
+    }
+
+    /// Removes a node that is found by its content, in the word at `at`, and by its block. Returns what it leaves to the slot that
+    /// gets the block.
+    pub(super) fn make_way<M: Words>(&mut self, words: &mut M, node: u32, at: usize) -> Vacancy {
+        let key = self.invalidate(words, node);
+        let vacancy = self.entries.vacate(words, node, key, at);
+        self.put_on_free_list(words, node);
+        self.used -= 1;
+        vacancy
+    }
+
+    /// Makes a node invalid, even if the process is killed while the hash tables still name it. Returns the key.
+    fn invalidate<M: Words>(&self, words: &mut M, node: u32) -> Key {
+        let key = self.entries.key(words, node);
+        self.entries.set_high(words, node, 0);
+        settle();
         key
     }
 

@@ -158,7 +158,10 @@ impl World {
         }
         let tiers = Tiers { local: pools_of(set & local), remote: pools_of(set & !local) };
         match self.index.offer(content(number), Place::Tail, tiers) {
-            Offer::Admitted(slot) => self.store(slot, content(number), tiers.pools().collect()),
+            Offer::Admitted(slot) => {
+                assert_eq!(self.index.cached(content(number)), Some(slot));
+                self.store(slot, content(number), tiers.pools().collect());
+            }
             Offer::Demoting { slot, to } => {
                 let from = self.index.place_of(slot).expect("an admitted page has a place");
                 assert!(tiers.local.contains(from.0), "only the local tier demotes");
@@ -266,6 +269,7 @@ impl World {
             }
         }
         assert_eq!(used, self.index.slot_counts().used);
+        assert_eq!(self.index.entries.check_lines(&self.index.words), self.index.known_blocks().0 as usize);
         let is_believed = |bno: &u32| self.index.believed(block((*bno).into())).is_some();
         assert!((0..60).filter(is_believed).all(|bno| self.learned.contains(&bno)), "what was dropped is believed");
         let layout = self.index.layout();

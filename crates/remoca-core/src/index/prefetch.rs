@@ -7,6 +7,33 @@ use super::{CacheIndex, Words};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, PoolIndex};
 
+/// Number of entries that the look-ups of a batch may examine first: two each. In a large table the tags are short, so that of ten
+/// look-ups one examines another entry before its own.
+const CANDIDATES: usize = 2 * BATCH as usize;
+
+/// Entries that the look-ups of a batch may examine first.
+struct Candidates {
+    entries: [u32; CANDIDATES],
+    count: usize,
+}
+
+impl Candidates {
+    /// Returns those of at most [`CANDIDATES`] `entries` that are below `limit`.
+    fn below(limit: u32, entries: impl Iterator<Item = u32>) -> Self {
+        let mut this = Self { entries: [NONE; CANDIDATES], count: 0 };
+        // No branch, because most of the second ones are missing, but nobody can tell which.
+        entries.for_each(|entry| {
+            this.entries[this.count] = entry;
+            this.count += usize::from(entry < limit);
+        });
+        this
+    }
+
+    fn iter(&self) -> impl Iterator<Item = u32> {
+        self.entries[..self.count].iter().copied()
+    }
+}
+
 impl<M: Words> CacheIndex<M> {
     /// Loads what look-ups and hits of these blocks will read.
     pub fn prefetch(&self, mut blocks: impl Iterator<Item = BlockId>) {
@@ -14,13 +41,19 @@ impl<M: Words> CacheIndex<M> {
             let sites = [(); BATCH as usize].map(|()| blocks.next().map(|block| self.entries.site_of(block)));
             let Some(Some(_)) = sites.first() else { return };
             sites.iter().flatten().for_each(|site| self.entries.touch_site(&self.words, *site));
-            let entries = sites.map(|site| site.map_or(NONE, |site| self.entries.candidate(&self.words, site)));
-            let entries = || entries.iter().copied().filter(|entry| *entry < self.entries.limit());
-            entries().for_each(|entry| self.entries.touch_entry(&self.words, entry));
-            let slots = || entries().filter(|entry| !self.nodes.has(*entry));
+            let candidates = sites.iter().flatten().flat_map(|site| self.entries.candidates(&self.words, *site));
+            let entries = Candidates::below(self.entries.limit(), candidates);
+            let slots = || entries.iter().filter(|entry| !self.nodes.has(*entry));
+            // The links come first, and are read while the entries come.
             slots().for_each(|slot| self.slots.touch_links(&self.words, slot));
+            entries.iter().for_each(|entry| self.entries.touch_entry(&self.words, entry));
             slots().for_each(|slot| self.slots.touch_neighbours(&self.words, slot));
         }
+    }
+
+    /// Begins to load what [`Self::prefetch_contents`] of a page with this content reads first.
+    pub fn begin_prefetch(&self, content: Fingerprint) {
+        self.entries.touch_content_site(&self.words, self.entries.content_site(content));
     }
 
     /// Loads what offers of pages with these contents will read.
@@ -28,14 +61,11 @@ impl<M: Words> CacheIndex<M> {
         for batch in contents.chunks(BATCH as usize) {
             let sites = || batch.iter().map(|content| self.entries.content_site(*content));
             sites().for_each(|site| self.entries.touch_content_site(&self.words, site));
-            let mut entries = [NONE; BATCH as usize];
-            for (entry, site) in entries.iter_mut().zip(sites()) {
-                *entry = self.entries.content_candidate(&self.words, site);
-            }
-            let entries = || entries[..batch.len()].iter().copied().filter(|entry| *entry < self.entries.limit());
-            entries().for_each(|entry| self.entries.touch_entry(&self.words, entry));
+            let candidates = sites().flat_map(|site| self.entries.content_candidates(&self.words, site));
+            let entries = Candidates::below(self.entries.limit(), candidates);
+            entries.iter().for_each(|entry| self.entries.touch_entry(&self.words, entry));
             // A page that is admitted takes the block along, so that the lines of the block change.
-            entries().for_each(|entry| self.entries.touch_key(&self.words, entry));
+            entries.iter().for_each(|entry| self.entries.touch_key(&self.words, entry));
         }
     }
 

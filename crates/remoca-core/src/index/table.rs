@@ -68,6 +68,12 @@ pub(super) struct Site {
     tag: u32,
 }
 
+/// Word that an entry has left, which stays free until another entry is inserted into the table.
+pub(super) struct Vacant {
+    at: usize,
+    tag: u32,
+}
+
 #[cfg(test)]
 impl Site {
     pub(super) fn lines(self) -> [usize; 2] {
@@ -122,31 +128,54 @@ impl Lines {
     /// Returns an entry at `site` for which `is_same` holds, or `None` if there is no such entry.
     #[inline(always)]
     pub(super) fn find<M: Words>(&self, words: &M, site: Site, is_same: impl Fn(u32) -> bool) -> Option<u32> {
+        self.find_word(words, site, is_same).map(|(entry, _)| entry)
+    }
+
+    /// Returns an entry at `site` for which `is_same` holds, and the position of its word, or `None` if there is no such entry.
+    #[inline(always)]
+    pub(super) fn find_word<M: Words>(
+        &self,
+        words: &M,
+        site: Site,
+        is_same: impl Fn(u32) -> bool,
+    ) -> Option<(u32, usize)> {
         let [first, second] = site.lines;
         self.find_in(words, first, site.tag, &is_same).or_else(|| self.find_in(words, second, site.tag, &is_same))
     }
 
     #[inline(always)]
-    fn find_in<M: Words>(&self, words: &M, at: usize, tag: u32, is_same: &impl Fn(u32) -> bool) -> Option<u32> {
+    fn find_in<M: Words>(
+        &self,
+        words: &M,
+        at: usize,
+        tag: u32,
+        is_same: &impl Fn(u32) -> bool,
+    ) -> Option<(u32, usize)> {
         let line = line_at(words, at);
         let mut tagged = equal_words(line, !self.number, tag);
         while tagged != 0 {
-            let entry = self.entry(line[tagged.trailing_zeros() as usize % LINE_WORDS]);
+            let position = tagged.trailing_zeros() as usize % LINE_WORDS;
+            let entry = self.entry(line[position]);
             if entry != NONE && is_same(entry) {
-                return Some(entry);
+                return Some((entry, at + position));
             }
             tagged &= tagged - 1;
         }
         None
     }
 
-    /// Returns the first entry with the tag of `site`, or [`NONE`] if there is none. It may be another one than the one looked for.
-    pub(super) fn candidate<M: Words>(&self, words: &M, site: Site) -> u32 {
+    /// Returns the first two entries with the tag of `site`, and [`NONE`] for each that is missing. Neither need be the one
+    /// looked for.
+    #[inline]
+    pub(super) fn candidates<M: Words>(&self, words: &M, site: Site) -> [u32; 2] {
         let [first, second] = site.lines.map(|at| equal_words(line_at(words, at), !self.number, site.tag));
         let found = first | second << LINE_WORDS;
-        let at = found.trailing_zeros() as usize % (2 * LINE_WORDS);
-        let word = words[site.lines[at / LINE_WORDS] + at % LINE_WORDS];
-        if found == 0 { NONE } else { self.entry(word) }
+        // All of them, and all but the first.
+        [found, found & found.wrapping_sub(1)].map(|found| {
+            let at = found.trailing_zeros() as usize % (2 * LINE_WORDS);
+            let word = words[site.lines[at / LINE_WORDS] + at % LINE_WORDS];
+            if found == 0 { NONE } else { self.entry(word) }
+        })
     }
 
     /// Begins to load both lines of `site`.
@@ -200,12 +229,45 @@ impl Lines {
 
     /// Replaces an entry by another one with the same hash, or by none if that is [`NONE`].
     pub(super) fn replace<M: Words>(&self, words: &mut M, site: Site, entry: u32, other: u32) {
+        if let Some(at) = self.position(words, site, entry) {
+            words[at] = if other == NONE { 0 } else { site.tag | (other + 1) };
+        }
+    }
+
+    /// Returns the position of the word of an entry, which must be at `site`.
+    pub(super) fn position<M: Words>(&self, words: &M, site: Site, entry: u32) -> Option<usize> {
         let word = site.tag | (entry + 1);
         let found = site.lines.iter().find_map(|line| first_word(words, *line, word));
         debug_assert!(found.is_some(), "the entry {entry} is not in its table");
-        if let Some(at) = found {
-            words[at] = if other == NONE { 0 } else { site.tag | (other + 1) };
+        found
+    }
+
+    /// Removes the entry whose word is at `at`, and returns what it leaves to another one with the same hash.
+    pub(super) fn vacate<M: Words>(&self, words: &mut M, at: usize) -> Vacant {
+        let tag = words[at] & !self.number;
+        words[at] = 0;
+        Vacant { at, tag }
+    }
+
+    /// Inserts an entry into the word that one with the same hash has left. None may have been inserted since.
+    pub(super) fn occupy<M: Words>(&self, words: &mut M, vacant: Vacant, entry: u32) {
+        debug_assert_eq!(words[vacant.at], 0, "another entry was inserted since");
+        words[vacant.at] = vacant.tag | (entry + 1);
+    }
+
+    /// Asserts that each word is in a line of its entry, and that no entry has two. Returns the number of entries. `site_of` returns
+    /// their sites.
+    #[cfg(test)]
+    pub(super) fn check<M: Words>(&self, words: &M, site_of: impl Fn(u32) -> Site) -> usize {
+        let mut entries = std::collections::HashSet::new();
+        for at in (self.at..self.at + self.count as usize * LINE_WORDS).filter(|at| words[*at] != 0) {
+            let (word, line) = (words[at], at - at % LINE_WORDS);
+            let (entry, tag) = (self.entry(word), word & !self.number);
+            let site = site_of(entry);
+            assert!(site.lines.contains(&line) && site.tag == tag, "the entry {entry} is in a line of another one");
+            assert!(entries.insert(entry), "the entry {entry} has two words");
         }
+        entries.len()
     }
 
     /// Removes all entries.
@@ -280,6 +342,41 @@ mod tests {
                 prop_assert_eq!(words.iter().filter(|word| **word != 0).count(), there.len(), "each stands once");
             }
         }
+    }
+
+    #[test]
+    fn an_entry_takes_the_word_that_another_one_has_left() {
+        let (table, mut words) = (Lines::new(0, 100), vec![0; Layout::lines(100) as usize * LINE_WORDS]);
+        let site = table.site([0x1234_56f0, 0x789a_bcde]);
+        // Both lines are full, so that there is no other word.
+        for entry in 0..32 {
+            assert!(table.insert(&mut words, site, entry, |_, _| site));
+        }
+        for entry in 0..32 {
+            let at = table.position(&words, site, entry).unwrap();
+            let vacant = table.vacate(&mut words, at);
+            assert_eq!(table.find(&words, site, |other| other == entry), None);
+            let next = 50 + entry;
+            table.occupy(&mut words, vacant, next);
+            assert_eq!(table.find_word(&words, site, |other| other == next), Some((next, at)));
+            assert_eq!(table.check(&words, |_| site), 32);
+        }
+    }
+
+    #[test]
+    fn two_entries_with_the_tag_are_candidates() {
+        let (table, mut words) = (Lines::new(0, 100), vec![0; Layout::lines(100) as usize * LINE_WORDS]);
+        let site = table.site([u32::MAX; 2]);
+        assert_eq!(table.candidates(&words, site), [NONE; 2]);
+        // Another tag than that of the site.
+        words[site.lines[0]..site.lines[0] + LINE_WORDS].fill(1);
+        assert_eq!(table.candidates(&words, site), [NONE; 2]);
+        assert!(table.insert(&mut words, site, 3, |_, _| site));
+        assert_eq!(table.candidates(&words, site), [3, NONE]);
+        assert!(table.insert(&mut words, site, 5, |_, _| site));
+        assert_eq!(table.candidates(&words, site), [3, 5]);
+        words[site.lines[0] + LINE_WORDS - 1] = site.tag | 8;
+        assert_eq!(table.candidates(&words, site), [7, 3], "the first line comes first");
     }
 
     /// A full index has as many entries as its tables are made for, and each finds room.

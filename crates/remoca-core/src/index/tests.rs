@@ -87,6 +87,29 @@ fn a_hit_is_next_to_be_discarded_and_stays_valid() {
     assert_eq!(index.known(block(2)), Some(content(2)), "the guest holds the page that was hit");
 }
 
+/// The page that is discarded was hit, so that its block needs a node, and there is none but that of the page that is admitted.
+#[test]
+fn a_page_takes_the_words_of_its_node_and_the_page_before_it_the_node() {
+    let mut index = index(1, 16);
+    let nodes = index.layout().resident_limit().0;
+    let of = |number: u32| (block(number.into()), content(100 + number));
+    let learn = |index: &mut CacheIndex<Vec<u32>>, number| index.learn(of(number).0, of(number).1);
+    learn(&mut index, 0);
+    let Offer::Admitted(slot) = index.offer(of(0).1, Place::Tail, PoolSet::ALL) else { panic!("it is known") };
+    (1..=nodes).for_each(|number| learn(&mut index, number));
+    assert_eq!(index.known_blocks().0, nodes + 1, "each node has a block");
+    for number in 1..=nodes {
+        let before = of(number - 1);
+        let (hint, _) = index.look_up(before.0).unwrap();
+        index.hit(hint, before.0, slot, false);
+        assert_eq!(index.offer(of(number).1, Place::Tail, PoolSet::ALL), Offer::Admitted(slot));
+        assert_eq!((index.cached(of(number).1), index.cached(before.1)), (Some(slot), None));
+        assert!((0..=nodes).all(|number| index.known(of(number).0) == Some(of(number).1)), "after {number}");
+        assert_eq!(index.slot_counts(), SlotCounts { free: 0, used: 1, draining: 0 });
+        assert_eq!(index.entries.check_lines(&index.words), nodes as usize + 1);
+    }
+}
+
 #[test]
 fn the_page_of_a_block_that_is_forgotten_is_the_next_to_be_discarded() {
     let mut index = index(3, 16);
@@ -175,6 +198,21 @@ fn equal_blocks_share_a_slot_and_all_hit() {
     assert!(matches!(index.offer(content(8), Place::Tail, PoolSet::ALL), Offer::Admitted(_)));
     assert!((0..50).all(|i| index.cached(index.known(block(i)).unwrap()).is_some()));
     assert_eq!(index.slot_counts().used, 1);
+}
+
+/// The guest has the page that the shrink discards first, and not the next one.
+#[test]
+fn a_shrink_keeps_the_block_of_a_page_that_was_hit() {
+    let mut index = index(8, 64);
+    for i in 0..8 {
+        index.learn(block(u64::from(i)), content(i));
+        index.offer(content(i), Place::Tail, PoolSet::ALL);
+    }
+    let (hint, _) = index.look_up(block(5)).unwrap();
+    index.hit(hint, block(5), index.cached(content(5)).unwrap(), false);
+    index.set_capacity(PageCount(3), |_| {});
+    assert_eq!((index.cached(content(5)), index.known(block(5))), (None, Some(content(5))));
+    assert_eq!(index.known(block(0)), None);
 }
 
 #[test]
@@ -346,6 +384,7 @@ impl Model {
         let queue: Vec<_> = index.queue(POOL).collect();
         prop_assert!(queue.len() <= counts.used as usize);
         prop_assert!(queue.len() == counts.used as usize || index.is_resizing(), "what is lost is released");
+        prop_assert_eq!(index.entries.check_lines(&index.words), index.known_blocks().0 as usize);
         let contents: HashSet<_> = queue.iter().map(|(_, c)| *c).collect();
         prop_assert_eq!(contents.len(), queue.len(), "one slot for each content");
         for (slot, content) in queue {
@@ -382,6 +421,7 @@ impl Model {
                 let place = if tail { Place::Tail } else { Place::Head };
                 match index.offer(content(c), place, PoolSet::ALL) {
                     Offer::Admitted(slot) => {
+                        prop_assert_eq!(index.cached(content(c)), Some(slot));
                         prop_assert!(self.learned.values().any(|l| *l == content(c)), "only known content");
                         prop_assert!(!self.pinned.contains(&slot), "a pinned slot is not reused");
                         self.server.insert(slot.0, content(c));

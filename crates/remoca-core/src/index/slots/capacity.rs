@@ -213,7 +213,9 @@ impl Slots {
     fn hand_over<M: Words>(&mut self, words: &mut M, from: u32, pool: PoolIndex, to: u32, hit: u32) {
         let (key, high) = (self.entries.key(words, from), self.high(words, from));
         let (key, content) = ((high & KNOWN != 0).then_some(key), self.entries.content(words, from));
-        self.let_go(words, from);
+        if let Some(former) = self.let_go(words, from) {
+            self.put_back(words, former, from);
+        }
         self.entries.set_content(words, to, content);
         self.entries.hand_over_content(words, from, to);
         if let Some(key) = key {

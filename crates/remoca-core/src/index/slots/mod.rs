@@ -14,7 +14,7 @@ pub(in crate::index) use capacity::Step;
 pub use pool_slots::SlotCounts;
 
 use super::chunks::{Chunks, FreeChunks};
-use super::entries::{Entries, KNOWN, Key, PAGE};
+use super::entries::{Entries, KNOWN, Key, PAGE, Vacancy};
 use super::layout::{Layout, NONE, Words, settle};
 use super::queue::Links;
 use crate::fingerprint::Fingerprint;
@@ -255,29 +255,17 @@ impl Slots {
         self.pool(pool).needs_victim()
     }
 
-    /// Takes a free slot of a pool. After the page of `victim` was discarded, there may still be no free slot, because `victim`
-    /// is pinned. That happens only in tests that omit [`Rule::PinnedSlot`], and then `victim` is taken despite its
-    /// pins.
-    pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, pool: PoolIndex, victim: Option<u32>) -> u32 {
+    /// Takes a free slot of a pool.
+    pub(in crate::index) fn take<M: Words>(&mut self, words: &mut M, pool: PoolIndex) -> u32 {
         let (it, links) = self.pool_and_links(pool);
-        let (counts, capacity) = (it.counts(), it.capacity);
-        assert!(counts.free + counts.used + counts.draining == capacity, "{counts:?} of {capacity} slots");
-        match victim {
-            Some(victim) if it.free.first() == NONE => {
-                it.draining -= 1;
-                victim
-            }
-            _ => {
-                let slot = it.free.first();
-                it.free.remove(links, words, slot);
-                assert!(self.high(words, slot) == 0, "the free slot {slot} has a page or a block, or is waited for");
-                slot
-            }
-        }
+        let slot = it.free.first();
+        it.free.remove(links, words, slot);
+        assert!(self.high(words, slot) == 0, "the free slot {slot} has a page or a block, or is waited for");
+        slot
     }
 
     /// Returns the slot of a pool to discard next: the first unpinned one of the [`VICTIM_TRIES`] slots at the head of the queue.
-    /// Returns `None` if there is none.
+    /// Returns `None` if there is none. The victim is pinned only in tests that omit [`Rule::PinnedSlot`].
     pub(in crate::index) fn find_victim<M: Words>(&self, words: &M, pool: PoolIndex) -> Option<u32> {
         let queue = &self.pool(pool).queue;
         let mut slot = queue.first(words);
@@ -320,6 +308,18 @@ impl Slots {
         Some(Some(key).filter(|key| self.entries.enter_key(words, slot, *key)))
     }
 
+    /// Does what [`Self::reserve`] does, in the words that the node of the block has left. There is room in both.
+    pub(in crate::index) fn reserve_vacant<M: Words>(
+        &self,
+        words: &mut M,
+        slot: u32,
+        content: Fingerprint,
+        vacancy: Vacancy,
+    ) -> Option<Key> {
+        self.entries.set_content(words, slot, content);
+        self.entries.occupy(words, slot, vacancy)
+    }
+
     /// Makes a page, and its block if there is one, valid in a slot that was [prepared](Self::reserve) for them, and puts
     /// the slot on the queue of its pool as the newest.
     pub(in crate::index) fn fill<M: Words>(&mut self, words: &mut M, pool: PoolIndex, slot: u32, key: Option<Key>) {
@@ -338,37 +338,44 @@ impl Slots {
         // This store makes page and block valid.
         self.set_high(words, slot, PAGE | pins | hit | key.map_or(0, |key| KNOWN | key.high));
         self.known += u32::from(key.is_some());
-        self.pool_mut(pool).used += 1;
+        let it = self.pool_mut(pool);
+        it.used += 1;
+        let (counts, capacity) = (it.counts(), it.capacity);
+        assert!(counts.free + counts.used + counts.draining == capacity, "{counts:?} of {capacity} slots");
     }
 
-    /// Removes the page and the block of a slot. Below the capacity the slot becomes free, or draining while it is pinned.
-    pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) {
+    /// Removes the page and the block of a slot. Returns its pool if it had a page there: the slot must then be [put
+    /// back](Self::put_back), or [filled](Self::fill) again.
+    #[must_use = "the slot is on no list"]
+    pub(in crate::index) fn release<M: Words>(&mut self, words: &mut M, slot: u32) -> Option<PoolIndex> {
         let (key, high) = (self.entries.key(words, slot), self.high(words, slot));
-        self.let_go(words, slot);
+        let pool = self.let_go(words, slot);
         if high & (PAGE | KNOWN) != 0 {
             self.entries.leave_content(words, slot);
         }
         if high & KNOWN != 0 {
             self.entries.leave_key(words, slot, key);
         }
+        pool
     }
 
     /// Does what [`Self::release`] does with a slot that no hash table names any more, because a node has taken over its
     /// block.
-    pub(in crate::index) fn let_go<M: Words>(&mut self, words: &mut M, slot: u32) {
+    #[must_use = "the slot is on no list"]
+    pub(in crate::index) fn let_go<M: Words>(&mut self, words: &mut M, slot: u32) -> Option<PoolIndex> {
         let high = self.high(words, slot);
         // This store makes page and block invalid.
         self.set_high(words, slot, high & PINS);
         settle();
         self.known -= u32::from(high & KNOWN != 0);
-        if high & PAGE != 0
-            && let Some(pool) = self.pool_of(words, slot)
-        {
-            let (it, links) = self.pool_and_links(pool);
-            it.queue.remove(links, words, slot);
-            it.used -= 1;
-            self.put_back(words, pool, slot);
+        if high & PAGE == 0 {
+            return None;
         }
+        let pool = self.pool_of(words, slot)?;
+        let (it, links) = self.pool_and_links(pool);
+        it.queue.remove(links, words, slot);
+        it.used -= 1;
+        Some(pool)
     }
 
     /// Makes a slot of a pool that has no page free, or draining while it is pinned.

@@ -68,6 +68,10 @@ impl Slots {
             it.capacity > 0 && !it.is_losing()
         };
         let taking: PoolSet = pools.iter().filter(takes).collect();
+        if let Some(pool) = taking.only() {
+            // It takes all, so that it has nothing to catch up with.
+            return Some(pool);
+        }
         let has_free = |pool: &PoolIndex| !self.pool(*pool).needs_victim();
         let free = taking.iter().filter(has_free).max_by_key(|pool| self.pool(*pool).free.count());
         if free.is_some() {

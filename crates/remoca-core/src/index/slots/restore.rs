@@ -208,7 +208,8 @@ impl Slots {
     /// Gives a slot what the slot of this number has in the region of `old`, as far as the hash tables have room. Returns
     /// `false` if there was none for its content: then it has neither page nor block.
     pub(in crate::index) fn follow<M: Words>(&mut self, words: &mut M, slot: u32, old: &Self, old_words: &M) -> bool {
-        self.release(words, slot);
+        let pool = self.release(words, slot);
+        debug_assert!(pool.is_none(), "no pool has slots in a region that only follows");
         let high = old.high(old_words, slot) & !PINS;
         self.entries.set_content(words, slot, old.entries.content(old_words, slot));
         let is_live = high & (PAGE | KNOWN) != 0;
