@@ -161,6 +161,9 @@ fn a_write_cache_that_was_off_at_a_kill_is_flushed_once_when_it_is_switched_off_
     wait_until_kept(&machine);
     machine.program.kill();
     machine.respawn();
+    wait_until("the successor is there", || UnixStream::connect(machine.control()).is_ok());
+    // Nobody knows whether the process that was killed had made the flush that it may have owed.
+    wait_until("the successor makes it, without a request", || machine.counter("flushes") == 1);
     machine.run(5);
     assert_eq!(machine.disks[0].guest.read_config(32, 1).unwrap(), [0]);
     let before = machine.counter("flushes");

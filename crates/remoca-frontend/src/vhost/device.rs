@@ -93,6 +93,8 @@ impl VhostDevice {
         let (mut device, io) = Self::without_front_end(config, listener)?;
         if keeper.as_ref().is_some_and(Keeper::write_cache_is_off) {
             device.assume_no_write_cache();
+            // The process before may have been killed before it made the flush for which the guest already has its answer.
+            device.flush_first();
         }
         device.control = Some(ControlThread::spawn(device.config.clone(), source, io, kept, keeper)?);
         Ok(device)
@@ -214,8 +216,7 @@ impl VhostDevice {
         None
     }
 
-    /// Returns whether the flush that goes with switching the write cache off is to be handed out, or is to be done before
-    /// anything else.
+    /// Returns whether a flush of the device's own is to be handed out, or must be done before anything else.
     fn has_cache_flush(&self) -> bool {
         let waits = matches!(&self.waiting, Some(Waiting { until: Until::CacheFlushed { handed_out: false }, .. }));
         waits || self.flushes_first
@@ -568,6 +569,14 @@ mod tests {
         let flush = device.pop_begun().expect("before another program takes over");
         device.complete(flush, Status::IoError);
         assert!(device.kicks.take().unwrap() && device.pop().is_none());
+        // The front end that connects next finds it done.
+        device.flush_first();
+        let (reply, _answer) = sync_channel(1);
+        io.commands.send(Envelope { command: Command::Detach, reply }).unwrap();
+        wake::raise(&io.wake);
+        device.handle_events().unwrap();
+        let flush = device.pop().expect("it is made all the same");
+        device.complete(flush, Status::Ok);
         // The disk goes, flushed.
         device.flush_first();
         device.forget_write_cache();

@@ -209,7 +209,7 @@ impl Migration {
                     let was_off = !disk.frontend.write_cache();
                     disk.frontend.assume_no_write_cache();
                     if was_off {
-                        // The guest had its answer while there was no disk. What the former owner completed may not be durable.
+                        // The guest may have had its answer while there was no disk. What the former owner completed may not be durable.
                         disk.frontend.flush_first();
                     }
                     is_assumed |= !disk.frontend.write_cache();

@@ -357,6 +357,8 @@ fn what_a_former_owner_completed_is_flushed_if_the_guest_switched_its_write_cach
         // The guest runs, and nobody else has the disk.
         bench.driver.turn(&[]);
         assert!(bench.driver.migration.serves());
+        bench.driver.turn(&[]);
+        assert_eq!(bench.asked().len(), usize::from(!is_on), "nobody waits for a request");
         let ticket = bench.submit(Command::Write { sector: 8, data: &[1; PAGE_SIZE] });
         if !is_on {
             assert_eq!(bench.asked(), [StoreOp::Flush], "a write waits for it");

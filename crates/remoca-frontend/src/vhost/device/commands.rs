@@ -20,7 +20,7 @@ impl VhostDevice {
     /// Answers the waiting command of a device whose disk another process has. Such a command may wait for requests
     /// that only `pop` would hand out. A queue stops with its marks left in the record, for the process that will serve
     /// them. A flush waits if the disk `comes`, because the other process may not have made everything durable yet. If
-    /// the disk does not come, the front end must not wait.
+    /// the disk does not come, the front end must not wait: the flush is made when it comes ([`Self::flush_first`]).
     pub fn stand_aside(&mut self, comes: bool) {
         match self.waiting_until() {
             Some(Until::CacheFlushed { handed_out: false }) if !comes => self.answer(Ok(0)),
