@@ -17,7 +17,8 @@ use remoca_protocol::control::{Command as Ask, CurveStatus, Reply};
 
 /// Reads that are begun together.
 const DEPTH: usize = 32;
-/// Number of times that so many reads are counted, so that the curves take whole batches of 64 events, and that they are made before, at full speed.
+/// Number of times that so many reads are counted, a multiple of 64, so that what curves do once in 64 blocks has its share, and
+/// that they are made before, at full speed.
 const COUNTED: usize = 4;
 const BEFORE: usize = 1_000;
 /// Maximum number of rounds: counts need fewer than times, and take longer.

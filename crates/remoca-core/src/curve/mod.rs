@@ -52,7 +52,7 @@ pub const ONE_OF_MAX: u32 = 1024;
 /// Number of blocks of a range from which on it is quicker to look at every sampled block.
 const WIDE_RANGE: u64 = 32_768;
 
-/// Kind of an event.
+/// What happened to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The guest has read it.
@@ -65,70 +65,9 @@ pub enum EventKind {
     Discarded,
 }
 
-/// Event of a block, in eight bytes: the block's name in the lower bits, the kind in the upper two.
-#[derive(Clone, Copy, Debug)]
-pub struct Event(u64);
-
-/// Lowest bit of the kind.
-const KIND_BIT: u32 = 62;
-
-impl Event {
-    /// Returns the event of this kind for `block`.
-    #[inline]
-    #[must_use]
-    pub fn new(kind: EventKind, block: BlockId) -> Self {
-        let number = match kind {
-            EventKind::Read => 0,
-            EventKind::ReadAndEvicted => 1,
-            EventKind::Evicted => 2,
-            EventKind::Discarded => 3,
-        };
-        Self(priority::name(block) | number << KIND_BIT)
-    }
-
-    /// Returns the same event for block `bno` of the disk. This one must be for the disk's first block.
-    #[inline]
-    #[must_use]
-    pub fn of_block(self, bno: BlockNumber) -> Self {
-        Self(self.0 | priority::name(BlockId { disk: DiskIndex(0), bno }))
-    }
-
-    /// Returns whether another event is for the same disk.
-    #[inline]
-    #[must_use]
-    pub fn is_of_disk_of(self, other: Self) -> bool {
-        priority::are_of_one_disk(self.name(), other.name())
-    }
-
-    /// Returns the disk of the block.
-    #[inline]
-    #[must_use]
-    pub fn disk(self) -> DiskIndex {
-        priority::disk_of(self.0)
-    }
-
-    /// Returns whether the guest has read the block.
-    #[inline]
-    #[must_use]
-    pub fn is_read(self) -> bool {
-        self.0 >> KIND_BIT < 2
-    }
-
-    #[inline]
-    fn kind(self) -> EventKind {
-        match self.0 >> KIND_BIT {
-            0 => EventKind::Read,
-            1 => EventKind::ReadAndEvicted,
-            2 => EventKind::Evicted,
-            _ => EventKind::Discarded,
-        }
-    }
-
-    #[inline]
-    fn name(self) -> u64 {
-        self.0 & (priority::ALL - 1)
-    }
-}
+/// Priority of a block: the lowest are followed. All curves with the same key give a block the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Priority(u64);
 
 /// Estimator of the miss-ratio curve of one disk, or of all disks of a VM.
 #[derive(Clone)]
@@ -205,65 +144,88 @@ impl MissRatioCurve {
     /// Counts a read of `block` and takes it out of the queue.
     #[inline]
     pub fn read(&mut self, block: BlockId) {
-        self.take(&[Event::new(EventKind::Read, block)]);
+        self.count_reads(1);
+        self.note(EventKind::Read, block);
     }
 
     /// Counts a read of `block`, which the guest evicts at once.
     #[inline]
     pub fn read_and_evicted(&mut self, block: BlockId) {
-        self.take(&[Event::new(EventKind::ReadAndEvicted, block)]);
+        self.count_reads(1);
+        self.note(EventKind::ReadAndEvicted, block);
     }
 
-    /// Takes events, oldest first.
+    /// Returns whether every block would be followed and none is: all that is read now is beyond every size.
     #[inline]
-    pub fn take(&mut self, events: &[Event]) {
-        let reads = events.iter().filter(|event| event.is_read()).count() as f64;
-        self.histogram.reads += reads;
-        let mut limit = self.limit();
-        if limit == priority::ALL && self.queue.is_empty() && events.iter().all(|event| event.kind() == EventKind::Read)
-        {
-            // Every block is sampled, and none is there.
-            self.histogram.beyond += reads;
+    #[must_use]
+    pub fn follows_nothing(&self) -> bool {
+        self.queue.is_empty() && self.limit() == Priority(priority::ALL)
+    }
+
+    /// Returns the priority below which blocks may be followed.
+    #[inline]
+    #[must_use]
+    pub fn limit(&self) -> Priority {
+        Priority(if self.queue.older() > 0 { self.threshold.max(self.older.threshold) } else { self.threshold })
+    }
+
+    /// Returns the priority of `block`, or `None` if it is not below `limit`.
+    #[inline]
+    pub fn find(&mut self, block: BlockId, limit: Priority) -> Option<Priority> {
+        self.priorities.find(priority::name(block), limit.0).map(Priority)
+    }
+
+    /// Counts reads of `blocks` blocks. [`Self::take`] is told of those that may be followed.
+    #[inline]
+    pub fn count_reads(&mut self, blocks: u64) {
+        self.histogram.reads += to_f64(blocks);
+    }
+
+    /// Counts reads of `blocks` blocks that no cache answers, whatever its size.
+    #[inline]
+    pub fn missed(&mut self, blocks: u64) {
+        self.count_reads(blocks);
+        self.histogram.beyond += to_f64(blocks);
+    }
+
+    /// Takes what happened to the block of this priority, if it may be followed. A read must be counted beside
+    /// ([`Self::count_reads`]).
+    #[inline]
+    pub fn take(&mut self, kind: EventKind, priority: Priority) {
+        if priority >= self.limit() {
             return;
         }
-        for event in events {
-            if let Some(priority) = self.priorities.find(event.name(), limit) {
-                self.take_sampled(event.kind(), priority);
-                limit = self.limit();
-            }
-        }
-    }
-
-    /// Takes an event of a block that is sampled, as few are: so it stays out of the loop over all events.
-    #[inline(never)]
-    fn take_sampled(&mut self, kind: EventKind, priority: u64) {
+        let Priority(priority) = priority;
         match kind {
             EventKind::Read => self.note_read(priority),
             EventKind::Discarded => self.queue.forget(priority),
             EventKind::Evicted => self.put(priority),
-            EventKind::ReadAndEvicted => {
-                self.note_read(priority);
-                self.put(priority);
-            }
+            EventKind::ReadAndEvicted => match self.queue.renew(priority) {
+                Some(rank) => self.note_found(priority, Place { rank, newer: None }),
+                None => {
+                    self.note_read(priority);
+                    self.put(priority);
+                }
+            },
         }
     }
 
-    /// Counts reads of `blocks` blocks that no cache answers, whatever its size.
-    pub fn missed(&mut self, blocks: u64) {
-        self.histogram.reads += blocks as f64;
-        self.histogram.beyond += blocks as f64;
+    fn note(&mut self, kind: EventKind, block: BlockId) {
+        if let Some(priority) = self.find(block, self.limit()) {
+            self.take(kind, priority);
+        }
     }
 
     /// Makes `block` the newest of the queue: the guest has evicted it.
     #[inline]
     pub fn evicted(&mut self, block: BlockId) {
-        self.take(&[Event::new(EventKind::Evicted, block)]);
+        self.note(EventKind::Evicted, block);
     }
 
     /// Takes `block` out of the queue: its content was overwritten or discarded, so no cache has it.
     #[inline]
     pub fn discarded(&mut self, block: BlockId) {
-        self.take(&[Event::new(EventKind::Discarded, block)]);
+        self.note(EventKind::Discarded, block);
     }
 
     /// Takes these blocks of a disk out of the queue. A wide range takes as long as 32,768 blocks.
@@ -290,7 +252,7 @@ impl MissRatioCurve {
             reason = "within the bounds of the threshold"
         )]
         let threshold = (rate.clamp(0., 1.) * priority::ALL as f64) as u64;
-        if threshold < self.limit() {
+        if Priority(threshold) < self.limit() {
             self.lower(threshold.max(1));
             self.queue.retain(|priority| priority < threshold.max(1));
         }
@@ -302,11 +264,6 @@ impl MissRatioCurve {
         self.older.threshold = self.older.threshold.min(threshold);
         // Most blocks of a queue that is too full may be of the older sample, so this says nothing of the rate at which all pages are seen again.
         self.raised_from = self.raised_from.map(|from| from.min(self.threshold));
-    }
-
-    /// Returns the threshold of the blocks that may be in the queue.
-    fn limit(&self) -> u64 {
-        if self.queue.older() > 0 { self.threshold.max(self.older.threshold) } else { self.threshold }
     }
 
     fn sample(&self) -> Sample {
@@ -428,11 +385,14 @@ impl MissRatioCurve {
 
     /// Notes a read of a sampled block and takes it out of the queue.
     fn note_read(&mut self, priority: u64) {
-        let looked_for = if priority < self.threshold { 1. / self.rate() } else { 0. };
-        let Some(Place { rank, newer }) = self.queue.take(priority) else {
-            self.histogram.beyond += looked_for;
-            return;
-        };
+        match self.queue.take(priority) {
+            Some(place) => self.note_found(priority, place),
+            None => self.histogram.beyond += self.looked_for(priority),
+        }
+    }
+
+    /// Notes a read of a sampled block that was at this place in the queue.
+    fn note_found(&mut self, priority: u64, Place { rank, newer }: Place) {
         let present = self.sample().weight();
         // The middle of the blocks that the sampled block stands for.
         let rank = rank as f64 - 0.5;
@@ -445,7 +405,12 @@ impl MissRatioCurve {
         };
         self.histogram.note(distance, weight);
         // Where evictions of most blocks are not seen, the others that it stands for were looked for and not found.
-        self.histogram.beyond += looked_for - weight;
+        self.histogram.beyond += self.looked_for(priority) - weight;
+    }
+
+    /// Returns the number of reads that one of a block of this priority stands for, found or not.
+    fn looked_for(&self, priority: u64) -> f64 {
+        if priority < self.threshold { 1. / self.rate() } else { 0. }
     }
 
     /// Makes a block the newest of the queue, if it is in the present sample.
@@ -479,6 +444,12 @@ impl MissRatioCurve {
         let older = self.queue.older();
         (self.queue.len() - older) as f64 * self.sample().weight() + older as f64 * self.older.weight()
     }
+}
+
+/// Returns a number as one with a fraction. Small ones take one instruction, others ten.
+#[inline]
+fn to_f64(number: u64) -> f64 {
+    u32::try_from(number).map_or(number as f64, f64::from)
 }
 
 /// Returns the threshold of `classes` times as many blocks, as far as there are so many.

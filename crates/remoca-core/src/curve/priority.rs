@@ -194,12 +194,6 @@ pub(super) fn name(block: BlockId) -> u64 {
     (u64::from(block.disk.0) << BNO_BITS | block.bno.0 & BNO_MASK) & (ALL - 1)
 }
 
-/// Returns whether the blocks of two names are of one disk.
-#[inline]
-pub(super) fn are_of_one_disk(a: u64, b: u64) -> bool {
-    (a ^ b) >> BNO_BITS == 0
-}
-
 /// Returns the disk of the block of this name.
 #[inline]
 pub(super) fn disk_of(name: u64) -> DiskIndex {

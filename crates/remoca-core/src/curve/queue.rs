@@ -109,6 +109,21 @@ impl Queue {
         Some(if is_older { Place { rank: rank - newer, newer: Some(newer) } } else { Place { rank, newer: None } })
     }
 
+    /// Makes a block of the present sample the newest. Returns its rank before, or `None` if no such block is in the queue: the
+    /// order is as before then. In place of [`Self::take`] and [`Self::put`], it looks for the block once.
+    pub(super) fn renew(&mut self, priority: u64) -> Option<usize> {
+        self.make_room();
+        let place = self.find(priority).ok()?;
+        let slot = usize::from(self.table[place]) - 1;
+        if slot < self.boundary {
+            return None;
+        }
+        let rank = self.live_from(slot);
+        self.clear(slot);
+        self.append(place, priority);
+        Some(rank)
+    }
+
     /// Removes a block, if it is in the queue.
     pub(super) fn forget(&mut self, priority: u64) {
         if let Ok(place) = self.find(priority) {
@@ -121,9 +136,7 @@ impl Queue {
     /// # Panics
     /// If the block is not in the queue, and the queue is full.
     pub(super) fn put(&mut self, priority: u64) {
-        if self.next == SLOTS {
-            self.retain(|_| true);
-        }
+        self.make_room();
         let place = match self.find(priority) {
             Err(place) => place,
             Ok(place) => {
@@ -132,12 +145,30 @@ impl Queue {
             }
         };
         assert!(self.len < SAMPLES_MAX);
+        self.append(place, priority);
+        self.len += 1;
+    }
+
+    /// Moves the slots together if none is left.
+    fn make_room(&mut self) {
+        if self.next == SLOTS {
+            self.retain(|_| true);
+        }
+    }
+
+    /// Gives a block, which the table has or gets at `place`, the next slot.
+    fn append(&mut self, place: usize, priority: u64) {
         self.slots[self.next] = priority;
         self.live[self.next / WORD] |= 1 << (self.next % WORD);
         self.groups[self.next / GROUP] += 1;
         self.next += 1;
-        self.len += 1;
         self.table[place] = entry(self.next);
+    }
+
+    /// Marks a live slot as empty.
+    fn clear(&mut self, slot: usize) {
+        self.live[slot / WORD] &= !(1 << (slot % WORD));
+        self.groups[slot / GROUP] -= 1;
     }
 
     /// Removes the oldest block.
@@ -187,8 +218,7 @@ impl Queue {
     }
 
     fn remove(&mut self, place: usize, slot: usize) {
-        self.live[slot / WORD] &= !(1 << (slot % WORD));
-        self.groups[slot / GROUP] -= 1;
+        self.clear(slot);
         self.len -= 1;
         self.older -= usize::from(slot < self.boundary);
         let mut hole = place;

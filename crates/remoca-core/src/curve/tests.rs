@@ -193,6 +193,19 @@ fn ranks_count_from_the_newest() {
     assert_eq!(queue.iter().next(), Some(2));
 }
 
+#[test]
+fn a_block_of_the_older_sample_is_not_renewed() {
+    let mut queue = Queue::new();
+    (0..10).for_each(|priority| queue.put(priority));
+    queue.begin_sample();
+    queue.put(10);
+    assert_eq!(queue.renew(3), None);
+    assert_eq!(queue.renew(10), Some(1));
+    let place = queue.take(3).unwrap();
+    assert_eq!((place.rank, place.newer), (7, Some(1)));
+    assert_eq!((queue.len(), queue.older()), (10, 9));
+}
+
 /// Through all groups of slots, and over the ends of the slots.
 #[test]
 fn a_queue_agrees_with_a_list() {
@@ -206,8 +219,13 @@ fn a_queue_agrees_with_a_list() {
             random.below(1 << 56)
         };
         let at = list.iter().position(|queued| *queued == priority);
-        if is_old && random.below(2) == 0 {
-            let rank = at.map(|at| list.len() - at);
+        let rank = at.map(|at| list.len() - at);
+        let what = random.below(4);
+        if is_old && what == 0 {
+            assert_eq!(queue.renew(priority), rank, "step {step}");
+            list.retain(|queued| *queued != priority);
+            list.extend(rank.map(|_| priority));
+        } else if is_old && what < 3 {
             assert_eq!(queue.take(priority).map(|place| place.rank), rank, "step {step}");
             list.retain(|queued| *queued != priority);
         } else if at.is_some() || list.len() < 3000 {
@@ -470,17 +488,18 @@ fn the_same_blocks_of_other_disks_have_other_places() {
     }
 }
 
-/// Events that are taken together do what they do one by one, also when the threshold falls in between.
+/// Another curve of the same key, here one that follows fewer blocks, may find the priorities.
 #[test]
-fn events_are_taken_together_as_one_by_one() {
+fn a_curve_takes_what_another_one_has_found_as_what_it_finds_itself() {
     let mut random = Random(17);
     for blocks in [3, 60, 9000, 40_000] {
-        let mut together = MissRatioCurve::new(&KEY, FAR);
-        let mut single = together.clone();
+        let mut finder = after(20_000, 30_000);
+        let mut told = MissRatioCurve::new(&KEY, FAR);
+        let mut alone = told.clone();
         for round in 0..400_usize {
             if round % 150 == 149 {
                 let classes = if round < 200 { 8 } else { 1 };
-                [&mut together, &mut single].into_iter().for_each(|curve| curve.see_class_of(classes));
+                [&mut told, &mut alone].into_iter().for_each(|curve| curve.see_class_of(classes));
             }
             let kinds: &[EventKind] = match round % 4 {
                 0 => &[EventKind::Read],
@@ -488,39 +507,30 @@ fn events_are_taken_together_as_one_by_one() {
                 2 => &[EventKind::ReadAndEvicted],
                 _ => &[EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded],
             };
-            let events: Vec<_> = (0..64)
-                .map(|_| {
-                    (kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()], block(random.below(blocks)))
-                })
-                .collect();
-            for (kind, block) in &events {
+            // An older limit will do: no event raises one.
+            let limit = told.limit().max(finder.limit());
+            let mut reads = 0;
+            for _ in 0..64 {
+                let kind = kinds[usize::try_from(random.below(kinds.len() as u64)).unwrap()];
+                let block = block(random.below(blocks));
                 match kind {
-                    EventKind::Read => single.read(*block),
-                    EventKind::ReadAndEvicted => single.read_and_evicted(*block),
-                    EventKind::Evicted => single.evicted(*block),
-                    EventKind::Discarded => single.discarded(*block),
+                    EventKind::Read => alone.read(block),
+                    EventKind::ReadAndEvicted => {
+                        alone.read(block);
+                        alone.evicted(block);
+                    }
+                    EventKind::Evicted => alone.evicted(block),
+                    EventKind::Discarded => alone.discarded(block),
+                }
+                reads += u64::from(matches!(kind, EventKind::Read | EventKind::ReadAndEvicted));
+                if let Some(priority) = finder.find(block, limit) {
+                    told.take(kind, priority);
                 }
             }
-            let events: Vec<_> = events.iter().map(|(kind, block)| Event::new(*kind, *block)).collect();
-            assert!(
-                events.iter().all(|event| event.is_read() == matches!(event.kind(), EventKind::Read | EventKind::ReadAndEvicted))
-            );
-            together.take(&events);
-            assert_eq!((together.rate(), together.followed()), (single.rate(), single.followed()), "round {round}");
+            told.count_reads(reads);
+            assert_eq!((told.rate(), told.followed()), (alone.rate(), alone.followed()), "round {round}");
         }
-        assert_eq!(together.to_bytes(), single.to_bytes());
-    }
-}
-
-#[test]
-fn an_event_tells_its_disk_and_what_happened() {
-    let [here, there] = [0, 4095].map(|disk| BlockId { disk: DiskIndex(disk), bno: BlockNumber((1 << 40) - 1) });
-    for kind in [EventKind::Read, EventKind::ReadAndEvicted, EventKind::Evicted, EventKind::Discarded] {
-        let event = Event::new(kind, there);
-        assert_eq!((event.kind(), event.disk(), event.name()), (kind, there.disk, priority::name(there)));
-        let first = Event::new(kind, BlockId { bno: BlockNumber(0), ..there });
-        assert_eq!(first.of_block(there.bno).0, event.0);
-        assert!(first.is_of_disk_of(event) && !first.is_of_disk_of(Event::new(kind, here)));
+        assert_eq!(told.to_bytes(), alone.to_bytes());
     }
 }
 

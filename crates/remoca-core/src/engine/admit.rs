@@ -82,6 +82,11 @@ impl Sources {
         Self { has_port, agent, blocks_since_eviction: 0, read: 0, evicted: 0, frames }
     }
 
+    #[inline]
+    fn takes_reads(&self) -> bool {
+        self.agent != Agent::Works && !self.frames.pay
+    }
+
     fn admission(&self) -> Admission {
         match (self.agent, self.frames.pay) {
             (Agent::Works, _) => Admission::Evictions,
@@ -193,6 +198,12 @@ impl Admit {
     /// Returns the source of the pages that enter the cache now.
     pub(super) fn admission(&self) -> Admission {
         self.sources.admission()
+    }
+
+    /// Returns whether what is read is admitted: [`Admission::Reads`].
+    #[inline]
+    pub(super) fn takes_reads(&self) -> bool {
+        self.sources.takes_reads()
     }
 
     /// Notes `blocks` read, wherever from. The agent no longer counts as working if more than `resident` of them, the blocks that the

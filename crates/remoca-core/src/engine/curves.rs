@@ -3,16 +3,16 @@
 //! The VM has a curve. As soon as a second disk is read, each disk has one of its own, up to [`DISK_CURVES_MAX`]. Decision 0038.
 
 use super::contents::Contents;
-use crate::curve::{Event, EventKind, Forecasts, MissRatioCurve, REACH_MAX, REACH_MIN, Unreadable, Windows};
+use crate::curve::{EventKind, Forecasts, MissRatioCurve, Priority, REACH_MAX, REACH_MIN, Unreadable, Windows};
 use crate::fingerprint::Fingerprinter;
-use crate::units::{BlockId, BlockNumber, DiskIndex, Nanos, PAGE_SIZE, PageCount};
+use crate::units::{BlockId, DiskIndex, Nanos, PAGE_SIZE, PageCount};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Maximum number of disks with a curve of their own: the first that are read. All curves then take 1.5 MB.
 pub const DISK_CURVES_MAX: usize = 15;
-/// Number of events that the curves take together.
-const WAITING_MAX: usize = 64;
+/// Number of blocks told after which the curves follow what changes only now and then.
+const FOLLOW_EVERY: u64 = 64;
 
 /// A curve, and how good its forecasts were.
 #[derive(Clone)]
@@ -55,10 +55,9 @@ pub(super) struct Curves {
     pub(super) contents: Option<Contents>,
     /// Upper bound on the rate of new curves.
     rate_max: f64,
-    /// Events that the curves have not taken yet, oldest first: the first `count`.
-    waiting: [Event; WAITING_MAX],
-    count: usize,
-    /// Time of the newest read; `None` before the first one.
+    /// Number of blocks told since the curves followed what changes only now and then.
+    told: u64,
+    /// Time of the newest read of a block that is not zero; `None` before the first one.
     pub(super) read_at: Option<Nanos>,
 }
 
@@ -67,31 +66,57 @@ impl Curves {
     pub(super) fn new(prints: &Fingerprinter, cache: PageCount) -> Self {
         let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
-        let (vm, nowhere) = (Watched::new(&key, reach), BlockId { disk: DiskIndex(0), bno: BlockNumber(0) });
-        let (waiting, count, read_at) = ([Event::new(EventKind::Discarded, nowhere); WAITING_MAX], 0, None);
-        Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., waiting, count, read_at }
+        let (vm, told, read_at) = (Watched::new(&key, reach), 0, None);
+        Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., told, read_at }
     }
 
-    /// Notes an event. If this returns true, [`Self::settle`] must be called before another one.
+    /// Returns the priority of a block that may be followed. `limit` is that of its disk ([`Self::limit`]), now or before the last events: no
+    /// event raises it.
     #[inline]
-    #[must_use]
-    pub(super) fn note(&mut self, event: Event) -> bool {
-        self.waiting[self.count % WAITING_MAX] = event;
-        self.count += 1;
-        self.count == WAITING_MAX
+    pub(super) fn find(&mut self, block: BlockId, limit: Priority) -> Option<Priority> {
+        self.vm.curve.find(block, limit)
     }
 
-    /// Has the curves take the events that wait. Returns whether there were any.
-    pub(super) fn settle(&mut self) -> bool {
-        let (waiting, count) = (self.waiting, std::mem::take(&mut self.count));
-        for events in waiting[..count].chunk_by(|a, b| a.is_of_disk_of(*b)) {
-            let Some(disk) = events.first().map(|event| event.disk()) else { continue };
-            if events.iter().any(|event| event.is_read()) {
-                self.begin_disk(disk);
-            }
-            self.each_of(disk, |watched| watched.curve.take(events));
-        }
-        count > 0
+    /// Tells the curves what happened to the block of a disk that has this priority.
+    pub(super) fn take(&mut self, kind: EventKind, disk: DiskIndex, priority: Priority) {
+        self.each_of(disk, |watched| watched.curve.take(kind, priority));
+    }
+
+    /// Returns the priority below which blocks of a disk may be followed.
+    #[inline]
+    pub(super) fn limit(&self, disk: DiskIndex) -> Priority {
+        let vm = self.vm.curve.limit();
+        self.own(disk).map_or(vm, |own| own.curve.limit().max(vm))
+    }
+
+    /// Returns whether no curve of a disk follows a block, and all would be followed.
+    #[inline]
+    pub(super) fn follow_nothing(&self, disk: DiskIndex) -> bool {
+        self.vm.curve.follows_nothing() && self.own(disk).is_none_or(|own| own.curve.follows_nothing())
+    }
+
+    /// Counts blocks of which the curves were told. Returns whether they are to follow now what changes only now and then.
+    #[inline]
+    pub(super) fn note_told(&mut self, blocks: u64) -> bool {
+        self.told += blocks;
+        self.told >= FOLLOW_EVERY
+    }
+
+    /// Returns whether the curves were told of a block since they followed what changes only now and then, which they do next.
+    pub(super) fn begin_to_follow(&mut self) -> bool {
+        std::mem::take(&mut self.told) > 0
+    }
+
+    /// Returns the curve that a disk has beside that of the VM. While one disk was read, the VM's curve is also its own.
+    #[inline]
+    fn own(&self, disk: DiskIndex) -> Option<&Watched> {
+        if self.only.is_some() { None } else { self.of_disk(disk) }
+    }
+
+    /// Returns the curve of one of several disks.
+    #[inline(never)]
+    fn of_disk(&self, disk: DiskIndex) -> Option<&Watched> {
+        self.disks.get(&disk)
     }
 
     /// Ends the windows that are long enough.
@@ -120,19 +145,13 @@ impl Curves {
         Ok(curve)
     }
 
-    /// Returns whether a disk has a curve, perhaps that of the VM.
-    pub(super) fn has_curve(&self, disk: DiskIndex) -> bool {
-        self.only == Some(disk) || self.disks.contains_key(&disk)
-    }
-
-    /// Takes many overwritten blocks out of the queues. No event may wait.
+    /// Takes many overwritten blocks out of the queues.
     pub(super) fn overwritten(&mut self, disk: DiskIndex, blocks: Range<u64>) {
         self.each_of(disk, |watched| watched.curve.discarded_range(disk, blocks.clone()));
     }
 
     /// Forgets a disk that was removed.
     pub(super) fn forget(&mut self, disk: DiskIndex) {
-        self.settle();
         self.only = self.only.filter(|only| *only != disk);
         self.disks.remove(&disk);
         self.vm.curve.discarded_range(disk, 0..u64::MAX);
@@ -154,6 +173,7 @@ impl Curves {
     }
 
     /// Gives the disks curves of their own once there are two.
+    #[inline]
     pub(super) fn begin_disk(&mut self, disk: DiskIndex) {
         if self.only != Some(disk) {
             self.begin_another_disk(disk);

@@ -251,12 +251,6 @@ impl Disks {
         self.disks.get(usize::from(disk.0)).map_or(0, |disk| disk.swap.count())
     }
 
-    /// Returns whether any block of a disk may be in a swap area.
-    #[inline]
-    pub(super) fn has_swap(&self, disk: DiskIndex) -> bool {
-        self.at(disk).swap.are_any()
-    }
-
     /// Returns whether the block is in a swap area.
     #[inline]
     pub(super) fn is_swap(&self, block: BlockId) -> bool {

@@ -2,7 +2,7 @@
 
 use super::disks::page_of;
 use super::requests::{Pages, ReadReason, Request};
-use super::{Action, Admission, DiskEngine, DiskError, GuestOp, RequestId};
+use super::{Action, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
 use crate::index::{Place, Tiers};
 use crate::rules::Rule;
@@ -182,7 +182,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
         // A read of parts of blocks never hits.
         let is_whole = range.covered_blocks() == range.touched_blocks();
-        let by_read = is_whole && self.admit.admission() == Admission::Reads;
+        let by_read = is_whole && self.admit.takes_reads();
         // One place for all blocks of a read: it hits only if all are cached.
         let mut place = None;
         for bno in range.covered_blocks() {

@@ -118,32 +118,34 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// number of blocks that are cached or zero. A block that must come from the disk brings its neighbours along for free
     /// (decision 0009). Stores the source of each block for [`Self::read_from_cache`], and tells the curves of it.
     fn cacheable(&mut self, now: Nanos, disk: DiskIndex, blocks: Range<u64>) -> Result<ToFetch, u64> {
-        let (mut counts, mut there) = ([0_u32; POOLS_MAX as usize], 0);
+        let (mut counts, mut zeroes, mut cached) = ([0_u32; POOLS_MAX as usize], 0, 0);
         let count = blocks.end - blocks.start;
         self.sources.clear();
         if count > 1 {
             self.index.prefetch(blocks.clone().map(|bno| BlockId { disk, bno: BlockNumber(bno) }));
         }
-        let telling = self.begin_telling(now, disk);
+        let limit = self.begin_telling(disk);
         for bno in blocks {
             let block = BlockId { disk, bno: BlockNumber(bno) };
             let source = self.source(block);
             self.sources.push(source);
             match source {
                 Source::Zero => {
-                    there += 1;
+                    zeroes += 1;
                     continue;
                 }
                 Source::Slot { pool, .. } => {
-                    there += 1;
+                    cached += 1;
                     counts[usize::from(pool.0)] += 1;
                 }
                 Source::Disk => {}
             }
-            if let Some(telling) = telling {
-                self.tell_read(telling, block);
+            if let Some(limit) = limit {
+                self.tell_read(block, limit);
             }
         }
+        self.end_telling(now, disk, limit.is_some(), count - zeroes);
+        let there = zeroes + cached;
         let asked = || PoolIndex::all().zip(counts).filter(|(_, count)| *count > 0);
         let reachable = asked().all(|(pool, count)| self.pools.can_fetch(pool, count));
         if there == count && reachable {

@@ -3,7 +3,7 @@
 use super::fetches::Fetch;
 use super::pool_size::Refusal;
 use super::requests::ReadReason;
-use super::{Admission, DiskEngine, FetchId, PageOutcome, RequestId, ServerNumber};
+use super::{DiskEngine, FetchId, PageOutcome, RequestId, ServerNumber};
 use crate::rules::Rule;
 use crate::units::{Nanos, PageCount, PoolIndex};
 use std::ops::DerefMut;
@@ -128,7 +128,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return PageOutcome::Wrong;
         }
         // If pages are admitted as they are read, or most evictions are not seen, a page that was hit will not be sent again.
-        let stays = self.admit.admission() == Admission::Reads || self.classes_seen() > 1;
+        let stays = self.admit.takes_reads() || self.classes_seen() > 1;
         let pool = self.pools.pool_mut(fetch.pool);
         pool.hits += 1;
         // The block may have been written in the meantime. The slot then holds only a copy of its old content.

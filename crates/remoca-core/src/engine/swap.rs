@@ -31,12 +31,6 @@ impl Default for SwapAreas {
 }
 
 impl SwapAreas {
-    /// Returns whether any block may be in an area.
-    #[inline]
-    pub(super) fn are_any(&self) -> bool {
-        self.declared || !self.areas.is_empty()
-    }
-
     /// Returns whether block `bno` is in an area.
     #[inline]
     pub(super) fn contains(&self, bno: u64) -> bool {

@@ -10,8 +10,8 @@
 //! | ... to a swap area | an eviction of the blocks that were written whole |
 //! | no evictions are seen ([`Admission::Reads`]) | each block read is evicted at once, except those of swap areas |
 //!
-//! Events wait until there are 64, or somebody asks. The curves take them together, oldest first: what is to be looked at once for all of them, such
-//! as what is seen of evictions, would cost more than an event itself.
+//! What changes only now and then, such as what is seen of evictions, is looked at once in 64 blocks, or when somebody asks: it would cost more than
+//! an event itself.
 //!
 //! Without a cache (ghost mode) nothing is known of blocks. Then the contents of sampled blocks are noted (`contents.rs`), and the agent is
 //! advised to send one page of [`GHOST_ONE_OF`]. Decision 0038.
@@ -20,7 +20,7 @@ use super::admit::ADVICE_MAX;
 use super::curves::{CurveReport, Curves, DISK_CURVES_MAX, Watched};
 use super::disks::page_of;
 use super::{Admission, DiskEngine};
-use crate::curve::{Event, EventKind, Unreadable, Windows};
+use crate::curve::{EventKind, Priority, Unreadable, Windows};
 use crate::fingerprint::Fingerprint;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
 use std::ops::{DerefMut, Range};
@@ -29,15 +29,6 @@ use std::ops::{DerefMut, Range};
 const GHOST_ONE_OF: u32 = 8;
 /// Maximum number of overwritten blocks that are noted one by one.
 const OVERWRITTEN_MAX: u64 = 16;
-
-/// What the curves are told of the blocks of a read.
-#[derive(Clone, Copy)]
-pub(super) struct Telling {
-    /// The event of the first block of the disk.
-    first: Event,
-    /// Whether blocks of a swap area are told otherwise.
-    looks_for_swap: bool,
-}
 
 impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets whether curves are kept, as they are by default.
@@ -75,7 +66,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// # Errors
     /// If the bytes are no curve of a process with the same key. The present curve stays then.
     pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
-        self.curves.settle();
         let Some(disk) = disk else {
             self.curves.vm.curve = self.curves.read(bytes)?;
             // The former process may have seen another share of the evictions.
@@ -93,25 +83,44 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         Ok(())
     }
 
-    /// Returns what the curves are to be told of each block of a read ([`Self::tell_read`]), or `None` if nothing.
+    /// Returns the priority below which blocks of a disk that are read may be followed ([`Self::tell_read`]), or `None` if none is.
     #[inline]
-    pub(super) fn begin_telling(&mut self, now: Nanos, disk: DiskIndex) -> Option<Telling> {
+    pub(super) fn begin_telling(&mut self, disk: DiskIndex) -> Option<Priority> {
         if !self.curves.is_on {
             return None;
         }
-        self.curves.read_at = Some(now);
-        let are_evicted = self.admit.admission() == Admission::Reads;
-        let kind = if are_evicted { EventKind::ReadAndEvicted } else { EventKind::Read };
-        let first = Event::new(kind, BlockId { disk, bno: BlockNumber(0) });
-        Some(Telling { first, looks_for_swap: are_evicted && self.disks.has_swap(disk) })
+        self.curves.begin_disk(disk);
+        (self.admit.takes_reads() || !self.curves.follow_nothing(disk)).then(|| self.curves.limit(disk))
     }
 
-    /// Tells the curves that the guest reads a block, which is not known to be zero.
+    /// Tells the curves that the guest reads a block, if it may be followed. It is not known to be zero.
     #[inline]
-    pub(super) fn tell_read(&mut self, telling: Telling, block: BlockId) {
-        if telling.looks_for_swap && self.disks.is_swap(block) {
-            self.tell_curves(EventKind::Read, block);
-        } else if self.curves.note(telling.first.of_block(block.bno)) {
+    pub(super) fn tell_read(&mut self, block: BlockId, limit: Priority) {
+        if let Some(priority) = self.curves.find(block, limit) {
+            self.tell_followed_read(block, priority);
+        }
+    }
+
+    /// Few blocks come here, so it stays out of line.
+    #[inline(never)]
+    fn tell_followed_read(&mut self, block: BlockId, priority: Priority) {
+        let is_evicted = self.admit.takes_reads() && !self.disks.is_swap(block);
+        let kind = if is_evicted { EventKind::ReadAndEvicted } else { EventKind::Read };
+        self.curves.take(kind, block.disk, priority);
+    }
+
+    /// Counts `told` blocks read of a disk that are not known to be zero. Of those that may be followed, if any, the curves were told.
+    #[inline]
+    pub(super) fn end_telling(&mut self, now: Nanos, disk: DiskIndex, may_be_followed: bool, told: u64) {
+        if told == 0 || !self.curves.is_on {
+            return;
+        }
+        self.curves.read_at = Some(now);
+        self.curves.each_of(disk, |watched| match may_be_followed {
+            true => watched.curve.count_reads(told),
+            false => watched.curve.missed(told),
+        });
+        if self.curves.note_told(told) {
             self.settle_curves();
         }
     }
@@ -121,11 +130,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !self.curves.is_on {
             return;
         }
-        if !self.curves.has_curve(disk) {
-            // A read that waits may give it one. Without one of its own, these reads would count for another disk too.
-            self.settle_curves();
-            self.curves.begin_disk(disk);
-        }
+        // Without a curve of its own, these reads would count for another disk too.
+        self.curves.begin_disk(disk);
         self.curves.each_of(disk, |watched| watched.curve.missed(blocks));
     }
 
@@ -136,8 +142,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             return;
         }
         if blocks.end - blocks.start > OVERWRITTEN_MAX {
-            // What waits was before it.
-            self.settle_curves();
             return self.curves.overwritten(disk, blocks);
         }
         for bno in blocks {
@@ -147,15 +151,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     #[inline]
     fn tell_curves(&mut self, kind: EventKind, block: BlockId) {
-        if self.curves.note(Event::new(kind, block)) {
+        if let Some(priority) = self.curves.find(block, self.curves.limit(block.disk)) {
+            self.curves.take(kind, block.disk, priority);
+        }
+        if self.curves.note_told(1) {
             self.settle_curves();
         }
     }
 
-    /// Has the curves take what was noted, and then follow what changes only now and then.
+    /// Has the curves follow what changes only now and then, if they were told of a block since they did.
     #[inline(never)]
     fn settle_curves(&mut self) {
-        if self.curves.settle() {
+        if self.curves.begin_to_follow() {
             self.follow_evictions();
             self.curves.advance();
         }
@@ -224,7 +231,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Has the curves follow a change of what is seen of evictions at once.
     pub(super) fn follow_change(&mut self) {
         if self.curves.is_on {
-            self.curves.settle();
             self.follow_evictions();
         }
     }

@@ -354,9 +354,9 @@ fn what_an_agent_says_and_a_cache_that_is_turned_off_are_followed_at_once() {
     assert_eq!(one_of(&|bench| bench.engine.resize(bench.now, PageCount(0), PageCount(0))), 8);
 }
 
-/// Each of them happens while events wait that were before it.
+/// A long discard, a disk that goes, and parts of blocks are no events of single blocks.
 #[test]
-fn what_is_done_at_once_comes_after_the_events_before_it() {
+fn what_is_done_to_many_blocks_comes_after_the_events_before_it() {
     let mut bench = Bench::connected();
     read(&mut bench, DISK, 1, 1);
     evict(&mut bench, 1);
@@ -456,6 +456,18 @@ fn without_a_cache_the_curve_of_a_disk_gets_its_evictions() {
     (0..=60).for_each(|value| assert_eq!(evict(&mut bench, value), Evicted::Dropped));
     assert_eq!(seen(&mut bench, Some(OTHER_DISK)), (1., 8));
     assert_eq!(bench.engine.curves.disks[&OTHER_DISK].curve.followed(), 60);
+    (1..=60).for_each(|bno| _ = read(&mut bench, OTHER_DISK, bno.into(), bno));
+    assert_eq!(bench.engine.curves.disks[&OTHER_DISK].curve.followed(), 0, "and its reads");
+}
+
+/// The VM's curve may follow more blocks of a disk than the disk's own does.
+#[test]
+fn the_curve_of_the_vm_gets_what_that_of_a_disk_leaves_out() {
+    let mut bench = of_disk_alone();
+    [DISK, OTHER_DISK].into_iter().for_each(|disk| _ = read(&mut bench, disk, 99, 99));
+    bench.engine.curves.disks.get_mut(&OTHER_DISK).unwrap().curve.limit_rate(1. / 256.);
+    (0..60).for_each(|bno| _ = read(&mut bench, OTHER_DISK, bno, 1));
+    assert_eq!(bench.engine.curves.vm.curve.followed(), 62);
 }
 
 #[test]
