@@ -515,6 +515,7 @@ fn a_curve_takes_what_another_one_has_found_as_what_it_finds_itself() {
                 let block = block(random.below(blocks));
                 match kind {
                     EventKind::Read => alone.read(block),
+                    EventKind::ReadAndEvicted if round % 8 == 2 => alone.read_and_evicted(block),
                     EventKind::ReadAndEvicted => {
                         alone.read(block);
                         alone.evicted(block);
