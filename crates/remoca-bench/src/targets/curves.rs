@@ -17,9 +17,9 @@ use remoca_protocol::control::{Command as Ask, CurveStatus, Reply};
 
 /// Reads that are begun together.
 const DEPTH: usize = 32;
-/// Number of times that so many reads are counted, a multiple of 64, so that what curves do once in 64 blocks has its share, and
-/// that they are made before, at full speed.
+/// Number of times that so many reads are counted: 128 reads, because what curves do once in 64 blocks must have its share.
 const COUNTED: usize = 4;
+/// Number of times that so many reads are made before, at full speed.
 const BEFORE: usize = 1_000;
 /// Maximum number of rounds: counts need fewer than times, and take longer.
 const ROUNDS_MAX: usize = 3;
