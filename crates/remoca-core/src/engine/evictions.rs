@@ -29,8 +29,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         let mut contents = [self.prints.zero(); EVICTED_BATCH];
         for (content, page) in contents.iter_mut().zip(pages) {
             *content = self.prints.page(page);
-            // The lines come while the next page is hashed.
-            self.index.begin_prefetch(*content);
         }
         self.index.prefetch_contents(&contents[..pages.len().min(EVICTED_BATCH)]);
         std::array::from_fn(|at| (at < pages.len()).then_some(EvictedContent(contents[at])))

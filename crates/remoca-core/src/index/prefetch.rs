@@ -51,11 +51,6 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
-    /// Begins to load what [`Self::prefetch_contents`] of a page with this content reads first.
-    pub fn begin_prefetch(&self, content: Fingerprint) {
-        self.entries.touch_content_site(&self.words, self.entries.content_site(content));
-    }
-
     /// Loads what offers of pages with these contents will read.
     pub fn prefetch_contents(&self, contents: &[Fingerprint]) {
         for batch in contents.chunks(BATCH as usize) {
