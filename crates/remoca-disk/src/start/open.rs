@@ -62,8 +62,10 @@ pub fn open_disks(
         };
         if let Some(inherited) = inherited.as_deref() {
             if !inherited.write_cache(&name) {
-                // The former program may only have assumed so, and owe a flush. It does not say.
+                // The former program may only have assumed so, and owe a flush, or not have made the one for which the guest has its
+                // answer. It does not say.
                 disk.frontend.assume_no_write_cache();
+                disk.frontend.flush_first();
             }
             disk.had_bytes = inherited.had_bytes(&name);
         }
