@@ -126,7 +126,7 @@ impl Frontend {
     }
 
     /// Hands out a flush before anything else, and nothing until that is done: the guest has switched its write cache off
-    /// while there was no disk to flush, and has its answer.
+    /// and has its answer, perhaps without a flush, because there was no disk or a former process owed it.
     pub fn flush_first(&mut self) {
         if let Self::Vhost(device) = self {
             device.flush_first();

@@ -70,8 +70,8 @@ impl Curves {
         Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., told, read_at }
     }
 
-    /// Returns the priority of a block that may be followed. `limit` is that of its disk ([`Self::limit`]), now or before the last events: no
-    /// event raises it.
+    /// Returns the priority of a block that may be followed. `limit` is what [`Self::limit`] says of its disk, or has said before the last
+    /// events: an event only lowers it.
     #[inline]
     pub(super) fn find(&mut self, block: BlockId, limit: Priority) -> Option<Priority> {
         self.vm.curve.find(block, limit)

@@ -109,7 +109,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.curves.take(kind, block.disk, priority);
     }
 
-    /// Counts `told` blocks read of a disk that are not known to be zero. Of those that may be followed, if any, the curves were told.
+    /// Counts the `told` blocks of a read that are not known to be zero. `may_be_followed`: the curves were told of those that they follow
+    /// ([`Self::tell_read`]); otherwise they follow none.
     #[inline]
     pub(super) fn end_telling(&mut self, now: Nanos, disk: DiskIndex, may_be_followed: bool, told: u64) {
         if told == 0 || !self.curves.is_on {

@@ -269,8 +269,8 @@ impl Entries {
         Some(vacancy.key)
     }
 
-    /// Asserts that each word of both hash tables is in a line of its entry, and that no entry has two in one. Returns the number of
-    /// entries that are found by their block.
+    /// Asserts that each word of both hash tables is in a line of its entry, and that no table names an entry twice. Returns the
+    /// number of entries that are found by their block.
     #[cfg(test)]
     pub(super) fn check_lines<M: Words>(&self, words: &M) -> usize {
         self.contents.check(words, |entry| self.content_site(self.content(words, entry)));

@@ -239,9 +239,9 @@ impl VhostDevice {
         self.queues.iter().any(|queue| queue.has_begun() || queue.repeats_to_stop())
     }
 
-    /// Returns another piece of a request that has been handed out in part, or something for which the front end waits: a
-    /// request that a queue repeats before it stops, or the flush that goes with switching the write cache off. Never
-    /// returns a new request of the guest. Returns `None` if there is none of these.
+    /// Returns another piece of a request that has been handed out in part, a request that a queue repeats before it stops, for
+    /// which the front end waits, or a flush of the device's own. Never returns a new request of the guest. Returns `None` if
+    /// there is none of these.
     pub fn pop_begun(&mut self) -> Option<BlkRequest> {
         loop {
             let begun = self.queues.iter().position(Queue::has_begun);
@@ -345,7 +345,7 @@ impl VhostDevice {
     }
 
     /// Hands out a flush of the device's own before anything else, and nothing until that is done: the guest has switched its
-    /// write cache off while there was no disk to flush, and has its answer.
+    /// write cache off and has its answer, perhaps without a flush, because there was no disk or a former process owed it.
     pub fn flush_first(&mut self) {
         self.flushes_first = true;
     }

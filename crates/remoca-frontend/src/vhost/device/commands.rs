@@ -196,7 +196,10 @@ impl VhostDevice {
     pub(super) fn end_cache_flush(&mut self, status: Status) {
         if status != Status::Ok {
             // The failure cannot be reported to the guest, which did not ask for a flush.
-            tracing::error!(device = self.config.name, "the flush that goes with switching the write cache off failed");
+            tracing::error!(
+                device = self.config.name,
+                "the flush for a write cache that is off failed: what was written before may be lost"
+            );
         }
         if matches!(self.waiting_until(), Some(Until::CacheFlushed { handed_out: true })) {
             self.answer(Ok(0));
