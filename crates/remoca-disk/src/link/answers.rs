@@ -95,14 +95,16 @@ impl ServerLink {
     }
 
     /// Records the error of a server. Logs it unless the error before it was of the same kind.
-    fn note_error(&mut self, number: ServerNumber, error: LinkError) {
+    pub(super) fn note_error(&mut self, number: ServerNumber, error: LinkError) {
         let (alone, connected) = (self.servers().len() == 1, !self.sessions.is_empty());
+        let is_away = self.sessions.contains(number);
         let Some(server) = self.server(number) else { return };
         if server.error.as_ref().map(discriminant) != Some(discriminant(&error)) {
-            let next = match (connected, alone) {
-                (true, _) => "It is passed over.",
-                (false, true) => "Reads go to the disk; trying again.",
-                (false, false) => "It is passed over; trying again later.",
+            let next = match (is_away, connected, alone) {
+                (true, ..) => "Its pool is in use as before; trying again.",
+                (false, true, _) => "It is passed over.",
+                (false, false, true) => "Reads go to the disk; trying again.",
+                (false, false, false) => "It is passed over; trying again later.",
             };
             tracing::warn!("{error} {next}");
         }

@@ -54,7 +54,7 @@ impl ServerLink {
         let Connected { socket, welcome, memory } = match answer {
             Ok(connected) => connected,
             Err(error) => {
-                tracing::debug!("{error}");
+                self.note_error(number, error);
                 self.rejoins.fail(number, now);
                 return None;
             }
@@ -68,6 +68,7 @@ impl ServerLink {
         }
         if let Some(server) = self.server(number) {
             tracing::info!("connected to the memory server at {} again: it still has the pool", server.endpoint);
+            server.error = None;
         }
         Some(News::Rejoined)
     }

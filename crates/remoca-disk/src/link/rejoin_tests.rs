@@ -7,7 +7,7 @@ use super::super::memory::tests::memory;
 use super::super::session::{PageHere, Received};
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
-use remoca_protocol::{Frame, PoolGeneration, SendCount, ServerId, Token, Welcome, decode};
+use remoca_protocol::{ErrorCode, Frame, PoolGeneration, SendCount, ServerId, Token, Welcome, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,6 +21,8 @@ struct Server {
     /// Memory, generation and size of its pool.
     pool: (OwnedFd, u64, u32),
     is_away: bool,
+    /// Whether it refuses those that say hello.
+    refuses: bool,
     /// The other end of the last connection, and its epoch.
     socket: Option<(OwnedFd, u64)>,
 }
@@ -30,7 +32,7 @@ struct LocalNetwork(Arc<Mutex<Server>>);
 
 impl LocalNetwork {
     fn new() -> Self {
-        Self(Arc::new(Mutex::new(Server { pool: (memory(8), 1, 4), is_away: false, socket: None })))
+        Self(Arc::new(Mutex::new(Server { pool: (memory(8), 1, 4), is_away: false, refuses: false, socket: None })))
     }
 
     /// Returns a link to the server, with a session.
@@ -95,6 +97,9 @@ impl Network for LocalNetwork {
 
     fn connect(&self, endpoint: Endpoint, _: Token, epoch: u64, answer: AnswerTo) {
         let mut server = self.0.lock().unwrap();
+        if server.refuses {
+            return answer.give(Err(LinkError::Refused(endpoint, ErrorCode::Busy)));
+        }
         if server.is_away {
             let error = io::ErrorKind::ConnectionRefused.into();
             return answer.give(Err(LinkError::Unreachable(endpoint, error)));
@@ -183,6 +188,29 @@ fn a_pool_is_in_use_while_its_server_is_away() {
     assert_eq!(network.asked(), [2], "it hears what was given up");
     assert_eq!(read(&mut link, 1), Some(4));
     assert_eq!(size(&mut link, 3), Size::Asked);
+}
+
+/// To the pool, a server that refuses is as one that is gone. To the operator it is not.
+#[test]
+fn it_is_known_why_a_server_that_is_away_does_not_come_back() {
+    let network = LocalNetwork::new();
+    let mut link = network.link();
+    assert_eq!(lose(&mut link, &network), None);
+    let mut now = Instant::now();
+    for (refuses, why) in [(false, "cannot be reached"), (true, "refused this session: Busy")] {
+        network.0.lock().unwrap().refuses = refuses;
+        now = link.next_deadline(now).unwrap();
+        assert_eq!(link.run_timers(now), None);
+        assert!(link.take_news(now).is_none());
+        let error = link.known(SERVER).unwrap().error().expect("it is not back");
+        assert!(error.contains(why), "{error}");
+    }
+    network.0.lock().unwrap().refuses = false;
+    network.come_back(4);
+    now = link.next_deadline(now).unwrap();
+    assert_eq!(link.run_timers(now), None);
+    assert!(matches!(link.take_news(now), Some((SERVER, News::Rejoined))));
+    assert_eq!(link.known(SERVER).unwrap().error(), None);
 }
 
 #[test]

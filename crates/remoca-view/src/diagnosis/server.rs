@@ -96,7 +96,9 @@ pub fn away(_: &Vm, shown: &Shown) -> Option<Found> {
         Some(Found::warning(format!("server {endpoint}"), found, advice).of_server(endpoint))
     };
     if let Some(pool) = pools.iter().find(|pool| pool.state == "away") {
-        return away(&pool.server, "away: its pool is in use as before, but cannot grow".into());
+        let error = servers.iter().find(|server| server.endpoint == pool.server).and_then(|it| it.error.as_ref());
+        let reason = error.map_or(String::new(), |error| format!(": {error}"));
+        return away(&pool.server, format!("away: its pool is in use as before, but cannot grow{reason}"));
     }
     let is_missing = |server: &&KnownServerStatus| server.is_local_tier && !server.in_use;
     let local = servers.iter().find(is_missing).filter(|_| cache.local_wanted_bytes > 0)?;
