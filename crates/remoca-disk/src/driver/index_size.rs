@@ -65,8 +65,15 @@ pub(super) struct IndexSize {
 }
 
 enum Stage {
-    Making { layout: Layout, region: Receiver<io::Result<Region>> },
-    Moving { state: Option<StateFile> },
+    Making {
+        layout: Layout,
+        /// Path of the state file; `None` if there is none.
+        path: Option<PathBuf>,
+        region: Receiver<io::Result<Region>>,
+    },
+    Moving {
+        state: Option<StateFile>,
+    },
 }
 
 /// An empty index in memory that is already allocated.
@@ -169,7 +176,10 @@ impl IndexSize {
 
     /// Discards what was made for the previous engine, and refuses the commands that wait for it.
     pub(super) fn forget(&mut self) {
-        self.stage = None;
+        if let Some(Stage::Making { path: Some(path), .. }) = self.stage.take() {
+            // Its thread may take long, and the disks may be back before it has ended.
+            StateFile::free_name_beside(&path);
+        }
         self.refused = None;
         self.refuse_clients();
     }
@@ -258,13 +268,14 @@ impl IndexSize {
         let Some((layout, grows)) = self.wanted_layout(engine, guests) else { return };
         let (sender, region) = sync_channel(1);
         let (plan, wake_up) = (Plan::new(layout, grows, engine, warmth), self.wake_up.wake().clone());
+        let path = plan.path.clone();
         let work = move || {
             // The receiver is gone if the process has lost its disks in the meantime.
             let _ = sender.send(plan.make());
             remoca_io::wake::raise(&wake_up);
         };
         match (self.aside)("index", Box::new(work)) {
-            Ok(()) => self.stage = Some(Stage::Making { layout, region }),
+            Ok(()) => self.stage = Some(Stage::Making { layout, path, region }),
             Err(error) => self.refuse(layout, &error),
         }
     }
@@ -296,7 +307,7 @@ impl IndexSize {
     /// still wanted, and gives it back otherwise. Returns whether the thread has answered.
     pub(super) fn take_region(&mut self, is_idle: bool, engine: &mut Engine, guests: &Guests) -> bool {
         self.wake_up.clear();
-        let Some(Stage::Making { layout, region }) = &self.stage else { return false };
+        let Some(Stage::Making { layout, region, .. }) = &self.stage else { return false };
         let (layout, made) = (*layout, region.try_recv());
         if matches!(made, Err(TryRecvError::Empty)) {
             return false;

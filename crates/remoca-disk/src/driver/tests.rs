@@ -6,7 +6,7 @@ use super::sizes::Sizes;
 use super::*;
 use crate::clock::SystemClock;
 use crate::link::{HostNetwork, ServerLink};
-use crate::state::OptionHashes;
+use crate::state::{Before, OptionHashes, StateFile};
 use remoca_core::engine::{
     DiskEngine, EngineConfig, Evicted, GuestOp, Leaving, PoolOffer, RequestId, ServerNumber, layout,
 };
@@ -498,12 +498,36 @@ fn an_index_for_which_there_is_no_memory_is_tried_again_only_when_the_operator_s
     }
 }
 
+/// Without a state file, a process to which its disks have come back would be cold after a kill, and know of no failed flush.
+#[test]
+fn a_region_that_is_being_made_for_disks_that_went_is_in_the_way_of_no_state_file() {
+    let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
+    let path = folder.path().join("state");
+    let started = StateFile::start(&path, &engine, Before::Another).unwrap();
+    let parts = parts(8, vec![disk(&Submitted::default())], engine);
+    let aside: Aside = Box::new(|_: &str, _| Ok(()));
+    let mut driver = begin(Parts { engine: started.engine, state: started.state, aside, ..parts });
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(true);
+    assert!(driver.vm.size.is_busy());
+    let words = layout(&engine).words();
+    // Its thread has made the file, and is still about the index.
+    let made = StateFile::create(&path, engine.disks, words).unwrap();
+    // The disks go.
+    driver.vm.warmth.abandon();
+    driver.vm.change_engine(DiskEngine::new(&engine, IndexMemory::new(words).unwrap()));
+    let (mut state, _words) = StateFile::create_late(&path, engine.disks, words).unwrap();
+    drop(made);
+    state.put_in_place(&engine).unwrap();
+    assert!(path.exists());
+}
+
 /// Nobody would find the pools of such a process, so it gives them back when it ends.
 #[test]
 fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
     let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
     let path = folder.path().join("state");
-    let started = crate::state::StateFile::start(&path, &engine, crate::state::Before::Another).unwrap();
+    let started = StateFile::start(&path, &engine, Before::Another).unwrap();
     let parts = parts(8, vec![disk(&Submitted::default())], engine);
     let mut driver = begin(Parts { engine: started.engine, state: started.state, ..parts });
     assert!(driver.vm.warmth.is_kept());

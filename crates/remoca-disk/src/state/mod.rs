@@ -352,6 +352,11 @@ impl StateFile {
         }
     }
 
+    /// Removes the name of the file that another thread of this process makes beside `path`, so that another one can be made there.
+    pub fn free_name_beside(path: &Path) {
+        let _ = std::fs::remove_file(beside(path));
+    }
+
     /// Makes the file invalid and removes it, so that no later process finds anything of this one.
     pub fn remove(&self) {
         self.header.set_valid(false);
