@@ -55,8 +55,9 @@ impl Migration {
                     true => "the source is connected again".into(),
                     false => format!("waiting for the disks of {}", offer.name),
                 });
-                self.follow_queues(vm);
+                // A guest that runs since this turn is to ask the peer, and not to try the lock that the peer has.
                 self.ownership.handle_linked(vm.host.now());
+                self.follow_queues(vm);
                 self.do_migration(vm);
             }
             Err(why) => {

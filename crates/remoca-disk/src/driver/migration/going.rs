@@ -110,8 +110,8 @@ impl Migration {
         self.connection.note_answer();
         let news = format!("connected again with {}, which has the disks", self.connection.name());
         self.tell(news);
-        self.follow_queues(vm);
         self.ownership.handle_linked(vm.host.now());
+        self.follow_queues(vm);
         self.do_migration(vm);
     }
 

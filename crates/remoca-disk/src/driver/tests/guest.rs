@@ -5,29 +5,35 @@ use crate::clock::{Clock, SystemClock};
 use crate::driver::guests::SECOND_LOOK;
 use crate::driver::{Disk, Driver, Ended, Migration, Parts, Source};
 use crate::handover::{Checking, Successor};
-use crate::migration::HostPeers;
+use crate::migration::{HostPeers, Incoming, Peer, PeerNetwork};
 use crate::state::{self, Before, StateFile};
+use crate::testing::{FarEnd, Wanted, listening};
 use remoca_core::engine::{EngineConfig, Evicted};
+use remoca_core::migration::Message;
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
+use remoca_io::address::Endpoint;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::control::ControlServer;
 use remoca_io::socket::SocketSource;
-use remoca_io::wake;
-use remoca_protocol::control::DiskTraffic;
+use remoca_io::wake::{self, Wake};
+use remoca_protocol::control::{DiskTraffic, Secret};
 use remoca_protocol::handover::StoreKind;
+use remoca_protocol::peer::{self, Offer, OfferedDisk};
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
 use remoca_store::{
     DataPath, Geometry, HandOver, Identity, ImageStamp, Store, StoreCompletion, StoreError, StoreEvent, StoreHealth,
     StoreOp,
 };
 use std::collections::VecDeque;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -370,6 +376,66 @@ fn what_a_former_owner_completed_is_flushed_if_the_guest_switched_its_write_cach
         bench.answer(0, Ok(()), 0);
         assert_eq!(bench.guest.result(ticket), Some(OK));
     }
+}
+
+/// Takes connections of other processes, and wakes the driver for them.
+type Entrance = (SyncSender<Peer>, Wake);
+
+/// Where processes that hand their disks over are let in.
+#[derive(Clone, Default)]
+struct Door(Arc<Mutex<Option<Entrance>>>);
+
+impl PeerNetwork for Door {
+    fn connect(&mut self, _: Endpoint, _: &Secret, _: &Wake) -> io::Result<Peer> {
+        unreachable!("it waits for its disks")
+    }
+
+    fn listen(&mut self, endpoint: Endpoint, _: &Secret, wake: &Wake) -> io::Result<Incoming> {
+        let (incoming, found) = listening(endpoint);
+        *self.0.lock().unwrap() = Some((found, Arc::clone(wake)));
+        Ok(incoming)
+    }
+}
+
+impl Door {
+    /// Returns the far end of a connection over which the disk of a [`Bench`] is offered.
+    fn offer(&self) -> FarEnd {
+        let (found, wake) = self.0.lock().unwrap().clone().expect("it listens");
+        let (near, mut far) = FarEnd::pair(&wake);
+        assert!(found.try_send(near).is_ok());
+        let disk = OfferedDisk { name: "disk".into(), bytes: DISK_BYTES, read_only: false, sector: 512 };
+        let offer = Offer {
+            version: peer::VERSION,
+            name: String::new(),
+            disks: vec![disk],
+            has_port: false,
+            lock_reaches: true,
+            words: 1,
+            returns: false,
+        };
+        far.bring(&peer::frame(peer::kind::OFFER, &serde_json::to_vec(&offer).unwrap()));
+        far.push();
+        far
+    }
+}
+
+/// The lock that it would try is the peer's, and the next try comes a second later.
+#[test]
+fn a_guest_that_starts_in_the_turn_of_an_offer_has_the_peer_asked_for_its_disks() {
+    let door = Door::default();
+    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
+        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
+        let peers = Box::new(door.clone());
+        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, true).unwrap();
+    });
+    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    let mut far = door.offer();
+    bench.driver.handle(Source::Migration, false);
+    assert!(!bench.driver.migration.serves(), "nobody gave it the disks");
+    for message in [Message::Accept, Message::Want] {
+        assert_eq!(far.take(), Some(Wanted::Frames(peer::message(message))));
+    }
+    assert_eq!(far.take(), None);
 }
 
 #[test]
