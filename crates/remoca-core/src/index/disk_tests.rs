@@ -98,6 +98,24 @@ fn a_rebuild_that_is_killed_gives_no_void_node_to_another_disk() {
     kill_everywhere(|index| assert_eq!(index.cut_disk(OLD, BEYOND), BEYOND), &[1, 2], &[BEYOND, BEYOND + 3]);
 }
 
+/// The VM may migrate in the middle of the pass. Its index is taken as it is.
+#[test]
+fn what_is_not_forgotten_yet_when_an_index_moves_to_another_process_is_forgotten_there() {
+    let pairs = [OTHER, OLD].map(|disk| (disk, disk));
+    for examined in 0..layout().entry_limit().0 {
+        let mut index = index(vec![0; layout().words()]);
+        index.cut_disk(OLD, BEYOND);
+        index.cut(examined);
+        let mut words = index.closed_head();
+        words.extend_from_slice(&index.words[words.len()..]);
+        let moved = CacheIndex::resume(words, Origin::Peer(&pairs), 2, 7, ZERO);
+        let mut moved = moved.map_err(|unusable| unusable.reason).unwrap();
+        assert!(moved.was_closed() && moved.is_cutting() && moved.first_void(OLD) == Some(BEYOND));
+        moved.cut(u32::MAX);
+        check(&moved, &[1, 2], &[], &format!("after {examined} entries"));
+    }
+}
+
 /// The pass has passed over what a disk that comes meanwhile has learnt.
 #[test]
 fn what_was_learnt_while_everything_is_forgotten_is_dropped_with_the_rest() {
