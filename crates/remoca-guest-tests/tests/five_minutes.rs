@@ -5,6 +5,7 @@
 use remoca_guest_tests::installed::packages;
 use remoca_guest_tests::{LIMIT, Result};
 use remoca_lab::{DomainXml, Guest, GuestConfig, Image, Lab, Libvirt, Recipe, program};
+use remoca_store::testing::hold_port;
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -70,7 +71,7 @@ fn somebody_new_has_a_cache_under_a_guest_in_five_minutes() -> Result<()> {
     let libvirt = Libvirt::start(folder.path(), &[])?;
     libvirt.shell(BARE)?;
     // Not the README's 7070, which something else on this machine may have.
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let (_held, port) = hold_port();
     let mut transcript = Transcript { text: String::new(), commands: 0, took: Duration::ZERO };
     let said = &mut transcript;
 

@@ -3,6 +3,7 @@
 
 use remoca_guest_tests::{Host, LIMIT, Result, assert_kernel_is_content, remoca, start_agent, stop_agent};
 use remoca_lab::{Guest, GuestConfig, Lab, store};
+use remoca_store::testing::hold_port;
 use serde_json::json;
 use std::path::Path;
 
@@ -52,7 +53,8 @@ fn a_guest_works_on_disks_that_come_over_nbd() -> Result<()> {
     store::sparse_image(&data, 512 << 20)?;
     store::format_ext4(&data)?;
     store::sparse_image(&extra, 128 << 20)?;
-    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    // Held, so that no other program takes it before the VM process, or between its two runs.
+    let (_held, port) = hold_port();
     let socket = host.folder().join("nbd.sock");
     let arguments = [
         format!("--disk=image={},name=data", data.display()),
