@@ -103,8 +103,6 @@ fn arm(args: &DiskArgs) -> Result<()> {
         let (place, passage) = place.split_once(':').context("a place has the form PLACE:N")?;
         end_at(place, passage.parse().context("a place has the form PLACE:N")?, end).map_err(anyhow::Error::msg)?;
     }
-    if let Some((place, file)) = args.hold_at.as_ref().and_then(|place| place.split_once(':')) {
-        hold_at(place, file.into()).map_err(anyhow::Error::msg)?;
-    }
-    Ok(())
+    let held = args.hold_at.iter().filter_map(|place| place.split_once(':'));
+    hold_at(held.map(|(place, file)| (place.to_owned(), file.into())).collect()).map_err(anyhow::Error::msg)
 }

@@ -51,7 +51,7 @@ mod armed {
 
     static IS_TEST_PROGRAM: AtomicBool = AtomicBool::new(false);
     static ARMED: OnceLock<Armed> = OnceLock::new();
-    static HELD: OnceLock<(String, PathBuf)> = OnceLock::new();
+    static HELD: OnceLock<Vec<(String, PathBuf)>> = OnceLock::new();
 
     struct Armed {
         place: String,
@@ -88,21 +88,22 @@ mod armed {
         ARMED.set(armed).map_err(|_| "a process dies once".into())
     }
 
-    /// Makes threads wait at `place` as long as `file` exists.
+    /// Makes threads wait at each place as long as its file exists.
     ///
     /// # Errors
-    /// If there is no such place, or one was set before.
-    pub fn hold_at(place: &str, file: PathBuf) -> Result<(), String> {
-        if !super::PLACES.contains(&place) {
+    /// If there is no such place, or places were set before.
+    pub fn hold_at(places: Vec<(String, PathBuf)>) -> Result<(), String> {
+        if let Some((place, _)) = places.iter().find(|(place, _)| !super::PLACES.contains(&place.as_str())) {
             return Err(format!("no place `{place}`; places are {}", super::PLACES.join(", ")));
         }
-        HELD.set((place.to_owned(), file)).map_err(|_| "a process is held at one place".into())
+        HELD.set(places).map_err(|_| "where a process is held is said once".into())
     }
 
     /// Waits at `place` if threads are held there. Counts a passage of `place` if it is armed. Ends the process at the
     /// armed passage.
     pub fn passes(place: &str) {
-        while HELD.get().is_some_and(|(held, file)| held == place && file.exists()) {
+        let is_held = || HELD.get().is_some_and(|all| all.iter().any(|(held, file)| held == place && file.exists()));
+        while is_held() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
         if let Some(armed) = ARMED.get()

@@ -209,7 +209,7 @@ pub struct DiskArgs {
     /// Let threads wait at a narrow place as long as a file exists
     #[cfg(feature = "ablation")]
     #[arg(long, value_name = "PLACE:FILE")]
-    pub(super) hold_at: Option<String>,
+    pub(super) hold_at: Vec<String>,
 }
 
 impl DiskArgs {

@@ -257,9 +257,10 @@ fn a_guest_that_is_served_stays_connected_when_the_time_for_a_start_is_over() {
 #[test]
 fn a_hypervisor_is_answered_before_the_index_is_made_ready() {
     let folder = tempfile::tempdir().unwrap();
-    let gate = folder.path().join("gate");
-    let arguments = vec!["--hold-at".into(), format!("index-found:{}", gate.display())];
-    let (_server, _manager, mut machine) = machine(Setup { binary: binary().into(), arguments, ..Setup::default() });
+    let gate = folder.path().join("index-gate");
+    let mut setup = without_hurry(folder.path());
+    setup.arguments.extend(["--hold-at".into(), format!("index-found:{}", gate.display())]);
+    let (_server, _manager, mut machine) = machine(setup);
     wait_until_kept(&machine);
     machine.run_until_hits(20);
     machine.program.kill();
