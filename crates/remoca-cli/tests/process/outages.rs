@@ -68,13 +68,24 @@ fn a_server_on_tcp_is_killed_and_started_again() {
 fn the_server_stops_for_seconds_and_goes_on() {
     let (server, mut machine) = machine(Setup { sectors: vec![4096], seed: 13, ..Setup::default() });
     machine.run_until_hits(200);
-    for _ in 0..2 {
+    let mut short_stops = 0;
+    for _ in 0..20 {
+        let (lost, stopped) = (machine.counter("lost_sends"), Instant::now());
         server.program.signal(Signal::STOP);
         run_for(&mut machine, Duration::from_secs(2));
         server.program.signal(Signal::CONT);
+        let took = stopped.elapsed();
         machine.run_until_hits(200);
+        // A round may take seconds on a busy machine, and a server that is silent for 10 s is given up.
+        if took < Duration::from_secs(5) {
+            assert_eq!(machine.counter("lost_sends"), lost, "what waited on the way arrived");
+            short_stops += 1;
+        }
+        if short_stops == 2 {
+            break;
+        }
     }
-    assert_eq!(machine.counter("lost_sends"), 0, "what waited on the way arrived");
+    assert_eq!(short_stops, 2, "this machine is too slow for a short stop");
     machine.finish();
 }
 
