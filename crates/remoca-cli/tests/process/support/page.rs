@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
-/// A page of some VMs, with a snapshot each second.
+/// A page of some VMs.
 pub struct Page {
     /// Ends with this.
     _program: Program,
@@ -15,10 +15,15 @@ pub struct Page {
 }
 
 impl Page {
-    /// Starts the page of the VM processes with these control sockets.
+    /// Starts the page of the VM processes with these control sockets, with a snapshot each second.
     pub fn start(folder: &Path, controls: &[PathBuf]) -> Self {
+        Self::start_every(1, folder, controls)
+    }
+
+    /// Starts the page with a snapshot each `seconds`.
+    pub fn start_every(seconds: u32, folder: &Path, controls: &[PathBuf]) -> Self {
         let mut command = command(REMOCA);
-        command.args(["web", "--listen", "127.0.0.1:0", "--interval", "1"]).args(controls);
+        command.args(["web", "--listen", "127.0.0.1:0", "--interval", &seconds.to_string()]).args(controls);
         let mut program = Program::start(&mut command, &folder.join("web.log"));
         let mut address = String::new();
         wait_until("the page listens", || {
