@@ -7,7 +7,6 @@ mod support;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
 use remoca_lab::{Disk, Guest, Lab};
 use support::blocks::BlockSet;
@@ -125,6 +124,6 @@ fn guest_without_a_port() {
     expect_refusal(&mut guest, "remoca-agent check", 5, "no disk of this VM has the serial number remoca-port");
     let waiting = "remoca-agent --wait > /run/log 2>&1 & agent=$!
                    until grep -q 'waiting for one' /run/log; do sleep 0.05; done; kill -TERM $agent; wait $agent";
-    assert_eq!(guest.try_run(waiting, Duration::from_secs(120)).unwrap().status, 0);
+    assert_eq!(guest.try_run(waiting, LIMIT).unwrap().status, 0);
     guest.shut_down().unwrap();
 }

@@ -15,7 +15,8 @@ use remoca_lab::{Disk, DiskSource, Guest, GuestConfig, Lab, program};
 use tempfile::NamedTempFile;
 
 pub const DATA_MIB: usize = 400;
-pub const LIMIT: Duration = Duration::from_secs(120);
+/// For one step in a guest. As long as in all other tests with guests: a busy machine emulates slowly.
+pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// Returns an ext4 disk with one file of [`DATA_MIB`] whose pages all differ. It is kept in the laboratory's cache.
 pub fn data_disk(lab: &Lab) -> PathBuf {
