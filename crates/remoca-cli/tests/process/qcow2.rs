@@ -14,9 +14,11 @@ fn serve(folder: &Path) -> Program {
     let start = UNIT.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/remoca ")).unwrap();
     let mut server = command(REMOCA);
     server.args(start.replace("%i", "vm").split(' ')).arg("--config").arg(folder);
-    server.arg("--socket").arg(folder.join("vm.qcow2.sock"));
+    let socket = folder.join("vm.qcow2.sock");
+    server.arg("--socket").arg(&socket);
+    // A killed one leaves its socket, where nobody listens.
     let program = Program::start(&mut server, &folder.join("qemu-nbd.log"));
-    wait_until("qemu-nbd listens", || folder.join("vm.qcow2.sock").exists());
+    wait_until("qemu-nbd listens", || UnixStream::connect(&socket).is_ok());
     program
 }
 
