@@ -5,7 +5,7 @@ use super::full_disk::Small;
 use super::support::program::{
     Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run_command, status, with_run,
 };
-use super::support::wait_until;
+use super::support::{leave_out, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_protocol::control::PATIENCE as SILENT_TIME_MAX;
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -590,8 +590,7 @@ fn what_a_flag_displaces_is_announced_by_nobody() {
 fn a_copy_for_which_there_is_no_room_leaves_nothing_behind() {
     let scene = Scene::new();
     let Some(run) = Small::mount(&scene.path("run"), "8K") else {
-        eprintln!("SKIPPED: this user may not mount a file system in memory");
-        return;
+        return leave_out("this user may not mount a file system in memory");
     };
     scene.configure("");
     std::fs::write(run.0.join("other"), vec![0; 8192]).unwrap();
@@ -619,8 +618,7 @@ fn mistakes_in_files_are_found_with_and_without_a_name() {
     wait_until("the process answers", || std::os::unix::net::UnixStream::connect(&control).is_ok());
     status(Path::new(&control));
     if with_run(&scene.path("remoca")).is_none() {
-        eprintln!("SKIPPED: this user may not mount a file system in memory");
-        return;
+        return leave_out("this user may not mount a file system in memory");
     }
     let check = |name: Option<&str>| -> Vec<(String, String)> {
         let mut command = with_run(&scene.path("remoca")).unwrap();

@@ -2,7 +2,7 @@
 
 use super::nbd;
 use super::support::program::{Program, REMOCA, command, status};
-use super::support::wait_until;
+use super::support::{leave_out, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,8 +39,7 @@ fn a_guest_gets_an_error_and_goes_on_when_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let Some(small) = Small::mount(&path("small"), "3M") else {
-        eprintln!("SKIPPED: this user may not mount a file system in memory");
-        return;
+        return leave_out("this user may not mount a file system in memory");
     };
     for image in ["root", "data"] {
         let image = std::fs::File::create(small.0.join(image)).unwrap();
