@@ -1,6 +1,6 @@
 //! Requests that are no good: each gets one clear answer, nobody reads more than the page, and nobody is held up.
 
-use super::site::{Site, code, content, exchange};
+use super::site::{PATIENCE, Site, code, content, exchange};
 use remoca_view::web::CONNECTIONS_MAX;
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -124,7 +124,10 @@ fn slow_clients_hold_up_nobody() {
     // A client that sends nothing is not waited for. It ends when its time is over.
     let mut last = slow.pop().unwrap();
     let mut rest = Vec::new();
-    let _ = last.read_to_end(&mut rest);
+    last.set_read_timeout(Some(2 * PATIENCE)).unwrap();
+    if let Err(error) = last.read_to_end(&mut rest) {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+    }
 }
 
 #[test]
