@@ -23,7 +23,7 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
         assert_eq!(found.failures(), 0, "{cell:?}: {found:?}");
         all.add(found);
     }
-    assert!(is_enough(&all) && all.warm_restarts * 4 >= all.disk_kills, "{all:?}");
+    assert!(is_enough(&all), "{all:?}");
     bench.verify()?;
     for (ablation, lies) in [(Ablation::Fetch, true), (Ablation::Admission, false)] {
         let found = bench.ablate(ablation, lies, 20)?;
@@ -35,5 +35,6 @@ fn no_signature_is_wrong_while_everything_is_killed_and_each_check_is_needed() -
 
 fn is_enough(all: &Found) -> bool {
     let has_worked = all.records_read > 500 && all.records_written > 100 && all.hit_blocks > 1000;
-    has_worked && all.disk_kills >= 3 && all.server_kills >= 1 && all.warm_restarts >= 2
+    let is_warm = all.warm_restarts >= 2 && all.warm_restarts * 4 >= all.disk_kills;
+    has_worked && all.disk_kills >= 3 && all.server_kills >= 1 && is_warm
 }
