@@ -267,8 +267,11 @@ fn a_daemon_that_is_killed_between_two_steps_has_a_successor_that_ends_the_plan(
         gained == 12
     });
     assert_eq!((gives.now().heard, gains.now().heard), (vec![4], vec![12]));
-    wait_until("it is in the log", || report(host.path()).is_some_and(|report| report.decisions.len() == 3));
-    let log = report(host.path()).unwrap().decisions;
+    let mut log = Vec::new();
+    wait_until("it is in the log", || {
+        log = report(host.path()).map(|report| report.decisions).unwrap_or_default();
+        log.len() == 3
+    });
     assert!(log[0].why.contains("a former daemon ended") && log[0].why.contains("it is carried out"), "{log:?}");
     second.terminate();
 }
