@@ -207,7 +207,7 @@ fn a_disk_above_4_pib_is_refused() {
     let remoca = env!("CARGO_BIN_EXE_remoca");
     let (socket, control) = (path("socket"), path("control"));
     let image = "'nbd+unix:///?socket='\"$unixsocket\"";
-    let job = format!("timeout 30 {remoca} disk --image {image} --socket {socket} --control {control}");
+    let job = format!("timeout 60 {remoca} disk --image {image} --socket {socket} --control {control}");
     let output =
         std::process::Command::new("nbdkit").args(["-U", "-", "memory", "5P", "--run", &job]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
