@@ -12,7 +12,7 @@ use crate::plan::Plan;
 pub const FOLDER: &str = "/mnt/records";
 const STOP_FILE: &str = "/run/stop-reading";
 /// Time without output after which the reader counts as hung. It prints every second, unless the VM process loses a read.
-const SILENCE_LIMIT: Duration = Duration::from_secs(120);
+const SILENCE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Choice of the records to read.
 #[derive(Clone, Copy, Debug)]

@@ -22,8 +22,8 @@ use tempfile::TempDir;
 
 use crate::{plan::Plan, progress::Progress, reading::FOLDER, report::REPORT_NAMES};
 
-const START_LIMIT: Duration = Duration::from_secs(120);
-pub const JOB_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(240);
+pub const JOB_LIMIT: Duration = Duration::from_secs(240);
 /// How long to wait for the agent's counters, which it sends once a second.
 pub const AGENT_TICK: Duration = Duration::from_millis(1500);
 /// Memory that the programs need besides the cache and the guest's memory.

@@ -16,7 +16,7 @@ use remoca_protocol::{
 
 use crate::analysis::Window;
 
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(240);
 
 /// Options of the VM process.
 pub struct VmConfig<'a> {

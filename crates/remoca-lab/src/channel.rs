@@ -271,7 +271,7 @@ fn keep(kept: &mut Vec<u8>, truncated: &mut bool, new: &[u8]) {
 mod tests {
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(10);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn pair() -> (Channel, UnixStream) {
         let (host, guest) = UnixStream::pair().unwrap();

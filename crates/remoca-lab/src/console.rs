@@ -170,11 +170,11 @@ mod tests {
         let console = Console::capture(source, &folder.path().join("log")).unwrap();
         let lines = console.subscribe();
         guest.write_all(b"first\r\nsecond\xff\n").unwrap();
-        assert_eq!(console.wait_for("sec", Duration::from_secs(10)), Waited::Found("second\u{fffd}".into()));
-        assert_eq!(console.wait_for("first", Duration::from_secs(10)), Waited::Found("first".into()));
+        assert_eq!(console.wait_for("sec", Duration::from_secs(60)), Waited::Found("second\u{fffd}".into()));
+        assert_eq!(console.wait_for("first", Duration::from_secs(60)), Waited::Found("first".into()));
         assert_eq!(console.wait_for("third", Duration::from_millis(1)), Waited::TimedOut);
         drop(guest);
-        assert_eq!(console.wait_for("third", Duration::from_secs(10)), Waited::Closed);
+        assert_eq!(console.wait_for("third", Duration::from_secs(60)), Waited::Closed);
         assert_eq!(lines.iter().map(|line| line.text).collect::<Vec<_>>(), ["first", "second\u{fffd}"]);
         assert!(std::fs::read_to_string(folder.path().join("log")).unwrap().contains("] first\n"));
     }

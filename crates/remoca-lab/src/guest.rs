@@ -29,13 +29,13 @@ use crate::{
 };
 
 const TAIL_LINE_COUNT: usize = 25;
-const TRANSFER_LIMIT: Duration = Duration::from_secs(120);
+const TRANSFER_LIMIT: Duration = Duration::from_secs(240);
 /// How long to wait for the console output of a hypervisor that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(10);
 /// An emulated guest on a busy machine may get no processor for a minute.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit for an answer of QEMU, which answers at once unless it hangs.
-const ANSWER_LIMIT: Limit = Limit::Each(Duration::from_secs(30));
+const ANSWER_LIMIT: Limit = Limit::Each(Duration::from_secs(240));
 
 /// A disk of a guest. In the guest, `disk-by-serial NAME` prints its device.
 #[derive(Clone, Debug)]

@@ -20,8 +20,8 @@ use crate::{
 };
 
 /// Time limit for a start, on a host that may be writing gigabytes meanwhile.
-const START_LIMIT: Duration = Duration::from_secs(120);
-const STOP_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(240);
+const STOP_LIMIT: Duration = Duration::from_secs(240);
 
 /// Creates an image of zeroes that takes no space yet.
 pub fn sparse_image(path: &Path, size: u64) -> Result<()> {

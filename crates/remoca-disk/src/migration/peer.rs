@@ -271,7 +271,7 @@ mod tests {
     fn peer() -> (Peer, Channel) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let secret = key::generate().unwrap();
-        let (acceptor, deadline) = (Acceptor::new(&secret).unwrap(), Instant::now() + Duration::from_secs(30));
+        let (acceptor, deadline) = (Acceptor::new(&secret).unwrap(), Instant::now() + Duration::from_secs(60));
         let accepting = std::thread::spawn(move || acceptor.accept(ours.into(), deadline).unwrap());
         let other = Connector::new(&secret).unwrap().connect(theirs.into(), deadline).unwrap();
         let wake = WakeUp::new().unwrap();
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn a_peer_that_asks_and_takes_no_answers_is_cut_off() {
         let (mut peer, theirs) = peer();
-        let give_up_at = Instant::now() + Duration::from_secs(30);
+        let give_up_at = Instant::now() + Duration::from_secs(60);
         loop {
             peer.send(Message::Busy);
             match peer.hear() {

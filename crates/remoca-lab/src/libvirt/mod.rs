@@ -28,7 +28,7 @@ use crate::{
 };
 
 const SCRIPT: &str = include_str!("../../host/libvirtd.sh");
-const START_LIMIT: Duration = Duration::from_secs(120);
+const START_LIMIT: Duration = Duration::from_secs(240);
 
 /// A libvirtd. It and its guests are killed when this is dropped.
 #[derive(Debug)]
