@@ -176,6 +176,9 @@ impl RunReport {
         self.hit_ratio_before = mean(calm.clone().filter_map(|restart| restart.hit_ratio_before));
         self.hit_ratio_after = mean(calm.filter_map(|restart| restart.hit_ratio_after));
         self.wrong = watch.wrong();
+        if self.wrong.is_empty() {
+            self.failures.push("no counter was ever read".into());
+        }
     }
 
     pub(super) fn take(&mut self, account: Account, happened: &[Happened]) {
