@@ -374,8 +374,8 @@ pub fn launch_agent(guest: &mut Guest) -> Result<()> {
 
 /// Waits until the agent reports that it sends pages.
 pub fn wait_for_agent(guest: &mut Guest) -> Result<()> {
-    let wait =
-        "for i in $(seq 600); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; cat /tmp/agent.log; exit 1";
+    let wait = "for i in $(seq 2000); do grep -q sending /tmp/agent.log && exit 0; sleep 0.1; done; \
+                cat /tmp/agent.log; exit 1";
     guest.run(wait, LIMIT)?;
     Ok(())
 }
@@ -388,7 +388,7 @@ pub fn stop_agent(guest: &mut Guest) -> Result<()> {
 /// Sends the agent a signal that ends it, and waits. The agent holds the port until its last request has completed.
 pub fn end_agent(guest: &mut Guest, signal: &str) -> Result<()> {
     let end = format!(
-        "kill -{signal} $(cat /tmp/agent.pid); for i in $(seq 600); do kill -0 $(cat /tmp/agent.pid) 2> /dev/null || exit 0; sleep 0.1; done; exit 1"
+        "kill -{signal} $(cat /tmp/agent.pid); for i in $(seq 2000); do kill -0 $(cat /tmp/agent.pid) 2> /dev/null || exit 0; sleep 0.1; done; exit 1"
     );
     guest.run(&end, LIMIT)?;
     Ok(())

@@ -282,7 +282,7 @@ impl Stage {
             }
             outcome.results.insert(format!("after: {what}"), if is_right { "passed" } else { "failed" });
         };
-        let stop = "touch /tmp/stop; for i in $(seq 1200); do [ -s /tmp/read.status ] && break; sleep 0.1; done; \
+        let stop = "touch /tmp/stop; for i in $(seq 2000); do [ -s /tmp/read.status ] && break; sleep 0.1; done; \
                     cat /tmp/read.log; [ \"$(cat /tmp/read.status)\" = 0 ]";
         let read = self.guest.try_run(stop, LIMIT)?;
         note("data read all the while", read.success(), &read.text());

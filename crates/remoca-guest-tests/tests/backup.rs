@@ -143,7 +143,7 @@ fn back_up_and_restore(mut host: Host, storage: Storage, libvirt: &Libvirt) -> R
     start(&mut host, &image)?;
     let status = host.wait_until("QEMU reconnects", |status| status.disks[0].attached)?;
     println!("after a kill, with the image shared with three copies, the cache is {}", status.started);
-    let stop = "touch /tmp/stop; for i in $(seq 1200); do [ -s /tmp/work.status ] && break; sleep 0.1; done; \
+    let stop = "touch /tmp/stop; for i in $(seq 2000); do [ -s /tmp/work.status ] && break; sleep 0.1; done; \
                 [ \"$(cat /tmp/work.status)\" = 0 ] || { cat /tmp/work.log; exit 1; }; sync; \
                 echo 3 > /proc/sys/vm/drop_caches; \
                 remoca-workload verify --dir /mnt/set && remoca-workload verify --dir /mnt/more && umount /mnt";

@@ -75,7 +75,7 @@ fn stop_work(guest: &mut Guest, tags: &[&str]) -> Result<()> {
     for tag in tags {
         for job in ["mix", "churn", "fio"] {
             let wait = format!(
-                "for i in $(seq 1200); do [ -s /tmp/{tag}.{job}.status ] && break; sleep 0.1; done; \
+                "for i in $(seq 2000); do [ -s /tmp/{tag}.{job}.status ] && break; sleep 0.1; done; \
                  s=$(cat /tmp/{tag}.{job}.status); [ \"$s\" = 0 ] || {{ tail -n 30 /tmp/{tag}.{job}* /tmp/fio.log; exit 1; }}"
             );
             guest.run(&wait, LIMIT)?;

@@ -31,7 +31,7 @@ const CACHE: &str = "128M";
 const CREATE: &str = "remoca-workload create --dir /mnt/set --files 3 --file-size 64M --seed 3 && sync";
 const MIX: &str = "( remoca-workload write-mix --dir /mnt/set --ratio 20 --record 64K --pattern zipf --journal /tmp/journal \
      --sync-every 50 --stop-file /tmp/stop --json > /tmp/mix 2>&1; echo $? > /tmp/mix.status ) > /dev/null 2>&1 &";
-const END_MIX: &str = "touch /tmp/stop; for i in $(seq 1200); do [ -s /tmp/mix.status ] && break; sleep 0.1; done; \
+const END_MIX: &str = "touch /tmp/stop; for i in $(seq 2000); do [ -s /tmp/mix.status ] && break; sleep 0.1; done; \
      [ \"$(cat /tmp/mix.status)\" = 0 ] || { cat /tmp/mix; exit 1; }; rm /tmp/stop";
 const VERIFY: &str = "echo 3 > /proc/sys/vm/drop_caches; remoca-workload verify --dir /mnt/set --journal /tmp/journal";
 
@@ -200,7 +200,7 @@ impl Scene {
         let count = "ls -d /sys/block/vd* | wc -l";
         let before: u32 = self.guest.run(count, LIMIT)?.trim().parse()?;
         self.plug("data", slot, false)?;
-        let wait = format!("for i in $(seq 600); do [ $({count}) -gt {before} ] && exit 0; sleep 0.1; done; exit 1");
+        let wait = format!("for i in $(seq 2000); do [ $({count}) -gt {before} ] && exit 0; sleep 0.1; done; exit 1");
         self.guest.run(&wait, LIMIT)?;
         self.host.wait_until("the connection is kept", |status| {
             status.disks[0].attached && status.disks[0].outlives_crash

@@ -84,7 +84,7 @@ fn start_work(guest: &mut Guest) -> Result<()> {
 
 /// Ends the job, and verifies everything that was written.
 fn stop_work(guest: &mut Guest) -> Result<()> {
-    let wait = "touch /tmp/stop; for i in $(seq 1200); do [ -s /tmp/work.status ] && break; sleep 0.1; done; \
+    let wait = "touch /tmp/stop; for i in $(seq 2000); do [ -s /tmp/work.status ] && break; sleep 0.1; done; \
                 [ \"$(cat /tmp/work.status)\" = 0 ] || { cat /tmp/work.log; exit 1; }";
     guest.run(wait, LIMIT)?;
     guest.run("remoca-workload verify --dir /mnt/set && remoca-workload verify --dir /mnt/more", LIMIT)?;

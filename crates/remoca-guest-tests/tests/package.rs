@@ -123,7 +123,7 @@ fn confined_disk(guest: &mut Guest) -> Result<()> {
     let without =
         format!("mkdir -p {drop_in} && printf '[Service]\\nSystemCallFilter=~{calls}\\n' > {drop_in}/calls.conf");
     guest.run(&format!("{without} && systemctl daemon-reload && systemctl kill --signal=KILL {UNIT}"), LIMIT)?;
-    guest.run("for i in $(seq 100); do remoca status web1 && exit 0; sleep 0.1; done; exit 1", LIMIT)?;
+    guest.run("for i in $(seq 1000); do remoca status web1 && exit 0; sleep 0.1; done; exit 1", LIMIT)?;
     let process = process_of(guest, UNIT)?;
     guest.run(&format!("! ls -l /proc/{process}/fd | grep -q io_uring"), LIMIT)?;
     use_the_exports(guest, 3)?;
@@ -192,7 +192,7 @@ fn former_units_are_converted(guest: &mut Guest) -> Result<()> {
     let units = UNITS.join(" ");
     guest.run(&format!("systemctl kill --signal=KILL {units}"), LIMIT)?;
     let answers = "remoca status web1 > /dev/null && remoca status odd > /dev/null";
-    guest.run(&format!("for i in $(seq 200); do {answers} && exit 0; sleep 0.1; done; exit 1"), LIMIT)?;
+    guest.run(&format!("for i in $(seq 1000); do {answers} && exit 0; sleep 0.1; done; exit 1"), LIMIT)?;
     let line = |process: u32| format!("tr '\\0' ' ' < /proc/{process}/cmdline");
     let web1 = process_of(guest, UNITS[1])?;
     assert_eq!(guest.run(&line(web1), LIMIT)?.trim(), "/usr/bin/remoca disk --name web1");

@@ -30,7 +30,7 @@ const JOB: &str = "until [ -e /tmp/extra.stop ]; do n=$((n+1)); rm -rf /extra/ch
     remoca-workload churn --dir /extra/churn --files 8 --file-size 256K --steps 40 --seed $n && \
     remoca-workload verify --dir /extra/set-0 || break; sleep 1; done > /tmp/extra.out 2>&1; \
     [ -e /tmp/extra.stop ]; echo $? > /tmp/extra.status";
-const END_JOB: &str = "touch /tmp/extra.stop; for i in $(seq 1200); do [ -s /tmp/extra.status ] && break; sleep 0.1; done; \
+const END_JOB: &str = "touch /tmp/extra.stop; for i in $(seq 2000); do [ -s /tmp/extra.status ] && break; sleep 0.1; done; \
     [ \"$(cat /tmp/extra.status)\" = 0 ] || { tail /tmp/extra.out; exit 1; }";
 
 /// An image of the disk, and its number of data sets.

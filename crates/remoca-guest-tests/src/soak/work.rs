@@ -79,7 +79,7 @@ impl Work {
         }
         for job in ["churn", "fio"] {
             let wait = format!(
-                "for i in $(seq 1200); do [ -s /tmp/{job}.status ] && break; sleep 0.1; done; cat /tmp/{job}.status"
+                "for i in $(seq 2000); do [ -s /tmp/{job}.status ] && break; sleep 0.1; done; cat /tmp/{job}.status"
             );
             let status = guest.run(&wait, LIMIT)?;
             let said = guest.run(&format!("cat /tmp/{job}.out"), LIMIT)?;
