@@ -59,7 +59,10 @@ pub fn run(arguments: Vec<OsString>) -> Result<(), String> {
     for program in others {
         program.run(threads(), &[])?;
     }
-    Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
+    // To look for examples, rustdoc compiles every crate once more.
+    if has_examples(&documentation()?) {
+        Step::new("examples in the documentation", cargo(["test", "--quiet", "--workspace", "--doc"])).run()?;
+    }
     let _ = images.join();
     for program in guests {
         // One at a time, so that each guest has the machine to itself. A step for each test, so that its time is seen.
@@ -128,6 +131,30 @@ fn long_functions() -> Result<Vec<String>, String> {
     let after_marks = found.split(LONG).skip(1);
     let name = |text: &str| Some(text.split_once("fn ")?.1.split('(').next()?.to_owned());
     Ok(after_marks.filter_map(name).collect())
+}
+
+/// Returns the lines of the sources that are documentation, or include some.
+fn documentation() -> Result<String, String> {
+    let mut grep = Command::new("grep");
+    grep.args(["--recursive", "--no-filename", "--include=*.rs", "--extended-regexp"]);
+    grep.args([r"^\s*//[/!]|doc = include_str!", "crates"]).current_dir(project());
+    output(grep)
+}
+
+/// Returns whether rustdoc may take something in these lines for an example: code that is not marked as text.
+fn has_examples(documentation: &str) -> bool {
+    let mut is_text = false;
+    documentation.lines().any(|line| {
+        let line = line.trim_start();
+        let Some(said) = line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) else { return true };
+        match said.trim() {
+            "```text" if !is_text => is_text = true,
+            "```" if is_text => is_text = false,
+            fence if fence.starts_with("```") || fence.starts_with("~~~") => return true,
+            _ => return !is_text && said.starts_with("     "),
+        }
+        false
+    })
 }
 
 /// Builds the tests of all crates at once. Crate by crate, shared parts would be built once for each set of features.
@@ -246,6 +273,17 @@ impl TestProgram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn code_that_is_no_text_is_an_example() {
+        assert!(!has_examples(
+            "//! A ring:\n//! ```text\n//!      x = 1\n//! ```\n    /// - a list\n    ///   goes on"
+        ));
+        for example in ["/// ```", "/// ```rust", "//! ~~~", "///     x = 1", "#![doc = include_str!(\"a.md\")]"] {
+            assert!(has_examples(example), "{example}");
+            assert!(has_examples(&format!("/// ```text\n/// ```\n{example}")), "{example}");
+        }
+    }
 
     #[test]
     fn long_tests_are_found_in_the_sources() {
