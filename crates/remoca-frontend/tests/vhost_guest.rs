@@ -41,8 +41,9 @@ fn spawn(folder: &Path) -> Child {
         .unwrap()
 }
 
-fn wait_for_socket(folder: &Path) {
+fn wait_for_socket(folder: &Path, back_end: &mut Child) {
     while !folder.join("s").exists() {
+        assert!(back_end.try_wait().unwrap().is_none(), "the back end has ended");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -55,7 +56,7 @@ fn a_guest_works_on_while_its_back_end_is_killed() {
     let image = folder.join("disk");
     store::sparse_image(&image, DISK_BYTES).unwrap();
     let mut back_end = spawn(folder);
-    wait_for_socket(folder);
+    wait_for_socket(folder, &mut back_end);
     let source = DiskSource::VhostUser { socket: folder.join("s"), queue_count: 3, queue_size: 128, reconnect: true };
     let disk = Disk { serial: "vhost-guest-test".into(), source };
     let mut config = GuestConfig::new("vhost-guest", 256).disk(disk);

@@ -51,7 +51,8 @@ fn the_server_holds_little_beside_its_pages() {
     let before = resident_bytes();
     for _ in 0..10 {
         for client in &mut greedy {
-            while client.socket.write(&requests).map_err(|error| error.kind()) != Err(ErrorKind::WouldBlock) {}
+            let error = std::iter::repeat_with(|| client.socket.write(&requests)).find_map(Result::err).unwrap();
+            assert_eq!(error.kind(), ErrorKind::WouldBlock, "{error}");
         }
         std::thread::sleep(Duration::from_millis(20));
     }
