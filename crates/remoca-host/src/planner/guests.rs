@@ -61,7 +61,7 @@ pub(super) struct KnownGuest {
     /// When its own cache was last to give back what it has of it.
     returned_at: Option<Duration>,
     /// When it got memory from the reserve last, and how much since the reserve was full.
-    relieved_at: Option<Duration>,
+    pub(super) relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
     /// What this daemon promised it last, and whether that was for its minimum.
     pub(super) promised_bytes: u64,

@@ -1,7 +1,8 @@
 //! Help for guests that are short of memory: some of what was taken from them, at once from the reserve, then from their own caches.
 //!
 //! 1. A guest gets at most what was taken from it, so one that lies gains nothing but its own.
-//! 2. It gets at most half of the reserve until that is full again, and something once in a window only.
+//! 2. It gets at most half of the reserve until that is full again, and something once in a window only. Those that wait for it longest come
+//!    first.
 //! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
 //! 4. A promise whose command was not sent is taken back: when its guest is told next, another one may have taken back its own.
 //! 5. A guest that has less than its minimum, because the operator has raised that, gets what it lacks once in a window, as far as half of
@@ -31,6 +32,14 @@ impl Planner {
         if self.settings.guests.is_some() { taken.map(|(name, _)| name.clone()).collect() } else { Vec::new() }
     }
 
+    /// Returns the names of the guests from which memory was taken, in the order in which they get some of the reserve: first those that have
+    /// waited for it longest. By their names, the same ones would come first each time that the reserve is full again.
+    fn in_turn(&self) -> Vec<String> {
+        let mut names = self.taken_from();
+        names.sort_by_key(|name| self.guests.get(name).and_then(|guest| guest.relieved_at));
+        names
+    }
+
     /// Decides what guests get that are short of memory.
     pub(super) fn relieve(&mut self, at: Moment) {
         let Some(terms) = self.settings.guests.filter(|_| self.settings.applies) else { return };
@@ -38,7 +47,7 @@ impl Planner {
         if self.counted(at.now) <= self.memory(at.now).total_bytes {
             self.guests.values_mut().for_each(|guest| guest.relieved_bytes = 0);
         }
-        for name in self.taken_from() {
+        for name in self.in_turn() {
             if self.reliefs.iter().any(|relief| relief.vm == name) {
                 continue;
             }
@@ -121,7 +130,7 @@ impl Planner {
     /// Gives guests what they lack to their minimums, and those that migrate what they lack of their own. Half of the reserve stays for those
     /// that are short of memory.
     fn keep_guest_minimums(&mut self, at: Moment, reserve_bytes: u64) {
-        for name in self.taken_from() {
+        for name in self.in_turn() {
             let moves = self.intent.iter().flat_map(|intent| &intent.moves).chain(&self.reliefs);
             let is_moving = moves.clone().any(|change| change.vm == name && change.is_open());
             let Some(guest) = self.guests.get(&name).filter(|_| !is_moving) else { continue };

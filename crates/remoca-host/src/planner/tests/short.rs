@@ -5,7 +5,7 @@ use super::guests::{HOME, lent_to_own, phase, run_round, run_to_the_return, size
 use super::half_done::told;
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::moves::{Intent, Stage};
-use crate::planner::{Move, Outcome, Phase, Side};
+use crate::planner::{GuestRecord, Move, Outcome, Phase, Planner, Round, Side};
 use std::time::Duration;
 
 const ALWAYS: Manner = Manner::Short(0, u32::MAX);
@@ -41,6 +41,36 @@ fn a_vm_that_never_answered_costs_no_guest_its_help_and_the_host_no_more_than_th
     world.process("vm9").nature = Nature::Honest;
     world.run(60, |_| {});
     assert_eq!(guests(&world), 4 * HOME, "{:?}", world.guests);
+}
+
+/// The reserve has two halves. By their names, the first four would share it until they lack nothing.
+#[test]
+fn of_many_guests_that_are_short_of_memory_each_is_helped_before_one_is_helped_twice() {
+    const LENT: u64 = 40;
+    let vms = [235, 1, 1, 1, 1, 1].map(|units| Process::new(Shape::Flat(50), Nature::Honest, units));
+    let mut world = World::with(with_guests(60, 20), vms.into());
+    let mut record = world.planner.record();
+    record.round = Round { phase: Phase::Rest, since_s: world.at.unix_s };
+    for number in 1..6 {
+        let name = format!("vm{number}");
+        let mut guest = Guest::new(Manner::Honest, HOME);
+        let less = (HOME - LENT) * UNIT;
+        (guest.target, guest.actual, guest.resident) = (less, less, less);
+        world.add_guest(&name, guest);
+        let (home_bytes, base_bytes) = (HOME * UNIT, HOME * UNIT);
+        record.guests.insert(name, GuestRecord { home_bytes, base_bytes, asked_bytes: less, ..GuestRecord::default() });
+    }
+    world.planner = Planner::new(world.settings, record);
+    world.run(3, |_| {});
+    assert!(world.steps.is_empty(), "{:?}", world.steps);
+    world.guests.values_mut().for_each(|guest| guest.manner = ALWAYS);
+    world.run(100, |world| {
+        assert!(world.taken_of_host() <= signed(60 * UNIT));
+        let got = || world.guests.values().map(|guest| guest.target / UNIT + LENT - HOME);
+        let (least, most) = (got().min().unwrap(), got().max().unwrap());
+        assert!(least > 0 || most <= 10, "{:?}", world.steps);
+    });
+    assert!(world.guests.values().all(|guest| guest.target == HOME * UNIT), "{:?}", world.guests);
 }
 
 #[test]
