@@ -88,7 +88,7 @@ impl Planner {
         }
         let mut moves = Vec::new();
         let names = self.taken_from();
-        // All caches of a step give before any guest is told, so one that hangs would delay those that are short.
+        // A step ends when all of its caches have given or were given up, so one that hangs would delay those that become short next.
         let is_any_short = names.iter().any(|name| self.gets_own_as_short(at.now, name));
         for name in names {
             let (Some(guest), Some((has, kept))) = (self.guests.get(&name), self.own_back(at.now, &name)) else {

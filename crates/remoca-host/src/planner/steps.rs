@@ -38,7 +38,7 @@ impl Planner {
             self.note_untold(&take.vm, true);
         }
         if self.intent.as_ref()?.open(true).is_some() {
-            return None;
+            return self.begin_own(at);
         }
         while let Some(give) = self.next_give() {
             if give.stage == Stage::Begun {
@@ -55,6 +55,28 @@ impl Planner {
             self.drop_move(at, &give.vm, give.side, "what was to be taken for it did not come back");
         }
         None
+    }
+
+    /// Begins to give a guest what its own cache has given back, while others of the step have not given yet: none of that is theirs.
+    /// Returns `None` if no guest has all that it is to get in its own cache.
+    fn begin_own(&mut self, at: Moment) -> Option<Step> {
+        let has = |name: &str| self.guests.get(name).map_or(0, super::KnownGuest::has);
+        let is_own = |change: &&Move| {
+            let is_planned = change.side == Side::Guest && change.stage == Stage::Planned && !change.takes();
+            let own = self.given_by_own(&change.vm);
+            is_planned && own > 0 && has(&change.vm).saturating_add(own) >= change.to_bytes
+        };
+        let give = self.intent.as_ref()?.moves.iter().find(is_own)?;
+        let step = Step { vm: give.vm.clone(), side: Side::Guest, bytes: give.to_bytes.max(has(&give.vm)) };
+        Some(self.begin(at, step))
+    }
+
+    /// Returns what the cache of a guest was seen to give back in the step that is under way.
+    fn given_by_own(&self, name: &str) -> u64 {
+        let given = self.intent.iter().flat_map(|intent| &intent.moves).find(|change| {
+            change.vm == name && change.side == Side::Tier && change.takes() && change.stage == Stage::Done
+        });
+        given.map_or(0, |change| change.from_bytes - change.to_bytes)
     }
 
     /// Returns the change that takes and comes next.
@@ -85,11 +107,7 @@ impl Planner {
             Side::Guest => {
                 let Some(guest) = self.guests.get(name) else { return 0 };
                 // What the guest gets is no longer lent. What its own cache gave back is its own, even if all have too much.
-                let own = self.intent.iter().flat_map(|intent| &intent.moves).find(|change| {
-                    change.vm == name && change.side == Side::Tier && change.takes() && change.stage == Stage::Done
-                });
-                let own = own.map_or(0, |change| change.from_bytes - change.to_bytes);
-                let left = memory.total_bytes.saturating_sub(counted).max(own);
+                let left = memory.total_bytes.saturating_sub(counted).max(self.given_by_own(name));
                 guest.has().saturating_add(left).min(guest.sizes.map_or(0, |sizes| sizes.base_bytes))
             }
         }

@@ -95,6 +95,22 @@ fn a_guest_that_is_still_short_of_memory_gets_what_its_own_cache_has_of_it_whoev
 }
 
 #[test]
+fn a_guest_gets_what_its_own_cache_has_given_though_that_of_another_gives_nothing() {
+    let mut world = lent_to_own();
+    // It says that it gives, and does not.
+    world.process("vm0").nature = Nature::Ignores;
+    world.guests.values_mut().for_each(|guest| guest.manner = ALWAYS);
+    let (steps, began) = (world.steps.len(), world.at.now);
+    world.run(5, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let told = told(&world, steps);
+    let last = told.last().unwrap();
+    assert_eq!(last.1, HOME * UNIT, "{:?}", &world.steps[steps..]);
+    assert!(last.0 - began <= world.settings.window / 2 + Duration::from_secs(5), "{told:?}");
+    // What does not come back is given to nobody.
+    assert_eq!(world.guests["vm0"].target, (HOME - 38) * UNIT);
+}
+
+#[test]
 fn a_guest_is_not_short_of_memory_for_as_long_as_its_vm_process_hangs() {
     let mut world = two(190, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});
