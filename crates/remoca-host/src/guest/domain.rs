@@ -14,6 +14,8 @@ pub(super) struct Domain {
     pub name: String,
     pub uuid: String,
     pub boot_bytes: u64,
+    /// What the sizes of its balloon count beside that, as QEMU does: its DIMMs.
+    pub plugged_bytes: u64,
     /// Whether its balloon driver is asked for statistics often enough.
     pub has_statistics: bool,
     /// Why nothing is to be taken from it.
@@ -31,11 +33,15 @@ impl Domain {
             found.map(|text| text.trim().to_owned()).ok_or_else(|| format!("its XML has no <{name}>"))
         };
         let balloon = child(root, "devices").and_then(|devices| child(devices, "memballoon"));
+        // Libvirt counts all memory devices in <memory>, and virtio-mem with the most that it can have.
+        let with_devices = bytes(child(root, "memory").ok_or("its XML has no <memory>")?)?;
+        let boot_bytes = with_devices.checked_sub(device_bytes(root, |_| true)?);
         let period = balloon.and_then(|balloon| child(balloon, "stats")?.attribute("period"));
         Ok(Self {
             name: text("name")?,
             uuid: text("uuid")?,
-            boot_bytes: bytes(child(root, "memory").ok_or("its XML has no <memory>")?)?,
+            boot_bytes: boot_bytes.ok_or("its XML has more memory in devices than in all")?,
+            plugged_bytes: device_bytes(root, |model| model == "dimm")?,
             has_statistics: period.is_some_and(|period| period.parse().is_ok_and(is_often_enough)),
             held: held(root),
             unusable: unusable(root, balloon),
@@ -53,12 +59,27 @@ fn devices<'a, 'input>(root: Node<'a, 'input>) -> impl Iterator<Item = Node<'a, 
     devices.filter(Node::is_element)
 }
 
+/// Returns the memory devices with their models.
+fn memory_devices<'a, 'input>(root: Node<'a, 'input>) -> impl Iterator<Item = (&'a str, Node<'a, 'input>)> {
+    let memory = devices(root).filter(|device| device.has_tag_name("memory"));
+    memory.map(|device| (device.attribute("model").unwrap_or_default(), device))
+}
+
+/// Returns the sum of the sizes of the memory devices whose model `counts`.
+fn device_bytes(root: Node<'_, '_>, counts: impl Fn(&str) -> bool) -> Result<u64, String> {
+    let mut sum = 0_u64;
+    for (_, device) in memory_devices(root).filter(|(model, _)| counts(model)) {
+        let size = child(device, "target").and_then(|target| child(target, "size"));
+        let size = bytes(size.ok_or("its XML has a memory device without a size")?)?;
+        sum = sum.checked_add(size).ok_or("its XML has memory devices without end")?;
+    }
+    Ok(sum)
+}
+
 fn unusable(root: Node<'_, '_>, balloon: Option<Node<'_, '_>>) -> Option<Unusable> {
-    let model = |device: Node<'_, '_>| device.attribute("model").unwrap_or_default().to_owned();
-    let mut memory = devices(root).filter(|device| device.has_tag_name("memory")).map(model);
-    // Some of it is in the sizes that libvirt tells, and may not be in those that it is told.
-    if let Some(kind) = memory.find(|model| matches!(model.as_str(), "dimm" | "virtio-mem")) {
-        return Some(Unusable::Advised(plugged_memory(&kind)));
+    // Libvirt adds what the guest has of it to the sizes that it tells, and not to those that it is told.
+    if memory_devices(root).any(|(model, _)| model == "virtio-mem") {
+        return Some(Unusable::Advised(plugged_memory("virtio-mem")));
     }
     let has_balloon = balloon.and_then(|balloon| balloon.attribute("model")).is_some_and(|model| model != "none");
     (!has_balloon).then(Unusable::no_balloon)
@@ -76,7 +97,9 @@ fn held(root: Node<'_, '_>) -> Option<String> {
         }
     });
     let has = |name: &str| child(root, "memoryBacking").is_some_and(|backing| child(backing, name).is_some());
+    let has_dimm = memory_devices(root).any(|(model, _)| model == "dimm");
     let is_locked = || "its guest's memory is locked (<locked/>), so a balloon would give nothing back".to_owned();
+    let passed = passed.or_else(|| has_dimm.then(|| plugged_memory("dimm")));
     passed.or_else(|| has("hugepages").then(huge_pages)).or_else(|| has("locked").then(is_locked))
 }
 
@@ -139,6 +162,8 @@ pub(super) fn job(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    const DIMM: &str = "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory>";
+
     /// Returns a domain with these elements.
     fn domain(elements: &str, devices: &str) -> Result<Domain, String> {
         let balloon = if devices.contains("memballoon") { "" } else { "<memballoon model='virtio'/>" };
@@ -179,27 +204,43 @@ mod tests {
             ("", "<interface type='vdpa'/>", "passed to its guest (interface vdpa)"),
             ("<memoryBacking><hugepages/></memoryBacking>", "", "huge pages"),
             ("<memoryBacking><locked/></memoryBacking>", "", "locked"),
+            ("", DIMM, "(dimm)"),
         ] {
             let found = domain(elements, devices).unwrap();
             assert!(found.held.as_ref().is_some_and(|text| text.contains(why)), "{found:?}");
             assert!(found.check().is_ok(), "it can get memory: {found:?}");
         }
+        let virtio_mem = DIMM.replace("dimm", "virtio-mem");
+        let both = format!("{DIMM}{virtio_mem}");
         for (devices, why) in [
             ("<memballoon model='none'/>", "has no balloon"),
-            ("<memory model='virtio-mem'/>", "(virtio-mem)"),
-            ("<memory model='dimm'/>", "(dimm)"),
+            (virtio_mem.as_str(), "(virtio-mem)"),
+            (both.as_str(), "(virtio-mem)"),
         ] {
             match domain("", devices).unwrap().check() {
                 Err(Unusable::Advised(text)) => assert!(text.contains(why), "{text}"),
                 other => panic!("{devices}: {other:?}"),
             }
         }
-        let usable =
-            ["<hostdev mode='subsystem' type='usb'/>", "<interface type='network'/>", "<memory model='nvdimm'/>"];
+        let nvdimm = DIMM.replace("dimm", "nvdimm");
+        let usable = ["<hostdev mode='subsystem' type='usb'/>", "<interface type='network'/>", nvdimm.as_str()];
         for devices in usable {
             let found = domain("<memoryBacking><access mode='shared'/></memoryBacking>", devices).unwrap();
             assert!(found.check().is_ok() && found.held.is_none(), "{found:?}");
         }
+    }
+
+    /// Libvirt counts all of it in `<memory>`, and DIMMs in what its balloon leaves and is told to leave.
+    #[test]
+    fn memory_that_was_plugged_in_is_not_that_at_boot() {
+        let sizes = |devices: &str| domain("", devices).map(|domain| (domain.boot_bytes, domain.plugged_bytes));
+        let (mib, nvdimm) = (1 << 20, DIMM.replace("dimm", "nvdimm"));
+        assert_eq!(sizes(""), Ok((1024 * mib, 0)));
+        assert_eq!(sizes(DIMM), Ok((768 * mib, 256 * mib)));
+        assert_eq!(sizes(&nvdimm), Ok((768 * mib, 0)));
+        assert_eq!(sizes(&format!("{nvdimm}{DIMM}{DIMM}")), Ok((256 * mib, 512 * mib)));
+        assert!(sizes(&DIMM.repeat(5)).unwrap_err().contains("more memory in devices"));
+        assert!(sizes("<memory model='dimm'><target/></memory>").unwrap_err().contains("without a size"));
     }
 
     #[test]

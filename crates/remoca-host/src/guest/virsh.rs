@@ -81,8 +81,9 @@ impl Monitor for Virsh {
             return Err(Unusable::is_paused());
         }
         let held = domain.held.clone().or_else(|| self.job(&domain));
-        let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told, said.actual_bytes);
-        let (boot_bytes, actual_bytes) = (domain.boot_bytes, said.actual_bytes);
+        let boot_bytes = domain.boot_bytes;
+        let actual_bytes = said.actual_bytes.saturating_sub(domain.plugged_bytes);
+        let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told, actual_bytes);
         // Libvirt lets a size wait for the end of a migration.
         let leaves = false;
         checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held, leaves })
@@ -91,6 +92,7 @@ impl Monitor for Virsh {
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {
         let domain = self.domain().and_then(|domain| domain.check().map(|()| domain));
         let domain = domain.map_err(|unusable| unusable.why().to_owned())?;
+        let bytes = bytes.saturating_add(domain.plugged_bytes);
         self.run(&["setmem", &domain.uuid, &kib(bytes).to_string(), "--live"]).map(drop)
     }
 }
