@@ -113,6 +113,8 @@ impl KnownGuest {
         let sizes = self.sizes.get_or_insert(first);
         sizes.home_bytes = sizes.home_bytes.min(memory.boot_bytes);
         sizes.base_bytes = sizes.base_bytes.min(sizes.home_bytes);
+        // It may have been booted with less. Its balloon would be told for ever what it cannot follow.
+        sizes.asked_bytes = sizes.asked_bytes.min(memory.boot_bytes);
         self.unusable = None;
         self.memory = Some(memory);
         self.answers = self.answers.saturating_add(1);

@@ -123,6 +123,22 @@ fn a_balloon_that_is_told_again_uses_up_no_help() {
 }
 
 #[test]
+fn a_guest_that_is_booted_with_less_is_told_what_it_can_follow() {
+    let mut world = two(190, [Manner::Honest; 2]);
+    run_round(&mut world, |_| {});
+    let mut record = world.planner.record();
+    record.guests.get_mut("vm1").unwrap().is_untold = true;
+    world.planner = Planner::new(world.settings, record);
+    world.at.now = Duration::ZERO;
+    let (guest, less) = (world.guest("vm1"), 64 * UNIT);
+    (guest.boot, guest.home, guest.target, guest.actual, guest.resident) = (less, less, less, less, less);
+    let steps = world.steps.len();
+    world.run(10, |_| {});
+    let told: Vec<_> = told(&world, steps).into_iter().map(|(_, bytes)| bytes).collect();
+    assert_eq!((told, world.planner.record().guests["vm1"].is_untold), (vec![less], false));
+}
+
+#[test]
 fn help_never_takes_memory_from_a_guest_that_took_it_back() {
     let mut world = two(190, [Manner::Honest; 2]);
     run_round(&mut world, |_| {});

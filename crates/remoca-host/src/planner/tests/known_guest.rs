@@ -263,4 +263,5 @@ fn no_more_is_a_guests_own_than_it_has_at_boot() {
     let sizes = guest.sizes.unwrap();
     assert_eq!((sizes.home_bytes, sizes.base_bytes), (64 * UNIT, 64 * UNIT));
     assert_eq!((guest.taken(), guest.lent(), guest.missing()), (0, 0, None));
+    assert_eq!(guest.has(), 64 * UNIT);
 }
