@@ -371,6 +371,12 @@ impl KnownGuest {
         }
     }
 
+    /// Returns whether it was asked to have `to_bytes`, which takes memory from it or gives it some.
+    pub(super) fn was_asked(&self, takes: bool, to_bytes: u64) -> bool {
+        let asked = self.sizes.map(|sizes| sizes.asked_bytes);
+        asked.is_some_and(|asked| if takes { asked <= to_bytes } else { asked >= to_bytes })
+    }
+
     /// Notes that what it was promised last is for its minimum, and uses up none of its help.
     pub(super) fn note_for_minimum(&mut self) {
         self.is_for_minimum = true;

@@ -309,11 +309,13 @@ impl Planner {
         if side == Side::Tier {
             return;
         }
+        // One that a former daemon had begun is only planned here, but its balloon may have heard of it.
+        let was_asked = self.guests.get(name).is_some_and(|guest| guest.was_asked(change.takes(), change.to_bytes));
         // What a guest was to give may still come, and counts for nobody then.
         if let Some(guest) = self.guests.get_mut(name).filter(|_| change.takes()) {
             guest.ask_at_least(change.from_bytes);
         }
-        if was_begun {
+        if was_begun || was_asked {
             self.note_untold(name, true);
         }
     }

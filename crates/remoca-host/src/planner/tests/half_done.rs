@@ -52,6 +52,27 @@ fn a_guest_that_is_paused_in_the_middle_of_a_step_has_its_memory_back() {
     }
 }
 
+/// The next daemon plans to tell the balloon once more, and does not come to that.
+#[test]
+fn a_step_that_a_former_daemon_began_is_not_forgotten_when_the_vm_goes() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    run_into_a_step(&mut world);
+    world.replace_daemon(Duration::from_secs(5));
+    world.hear_next();
+    let moves = world.planner.record().intent.unwrap().moves;
+    let is_planned = |change: &Move| change.vm == "vm1" && change.side == Side::Guest && change.stage == Stage::Planned;
+    assert!(moves.iter().any(is_planned), "{moves:?}");
+    let process = world.processes.remove("vm1").unwrap();
+    world.hear_next();
+    world.processes.insert("vm1".into(), process);
+    world.guest("vm1").manner = Manner::Honest;
+    let steps = world.steps.len();
+    world.run(10, |world| assert!(world.taken_of_host() <= signed(60 * UNIT)));
+    let (told, sizes) = (told(&world, steps), world.planner.record().guests["vm1"]);
+    assert_eq!(told.first().map(|(_, bytes)| *bytes), Some(sizes.asked_bytes), "{sizes:?}");
+    check_whole(&world);
+}
+
 /// If the guest is still short of memory by then.
 #[test]
 fn help_that_was_not_passed_on_comes_later() {
