@@ -48,6 +48,10 @@ pub(super) struct KnownGuest {
     waits: Option<(f64, Duration)>,
     /// Since when its VM process does not see that any longer.
     unseen_since: Option<Duration>,
+    /// Size that it was asked to have when it was seen to have that.
+    followed_bytes: Option<u64>,
+    /// What it had at the latest answer of its monitor if somebody else left it less, and the number of that answer.
+    less: Option<(u64, u32)>,
     /// Why its memory cannot be moved now.
     pub(super) unusable: Option<Unusable>,
     /// Its balloon did not do what it was asked to, and is not asked again until then.
@@ -85,6 +89,8 @@ impl KnownGuest {
             resident: None,
             waits: None,
             unseen_since: None,
+            followed_bytes: None,
+            less: None,
             unusable: Some(Unusable::Silent("its monitor has not answered yet".into())),
             left: left.map(|until| (until, why())),
             changed: None,
@@ -130,6 +136,25 @@ impl KnownGuest {
         let (Some(sizes), Some(memory), Some(resident)) = (&mut self.sizes, &self.memory, resident) else { return };
         // Only what the host sees makes it larger: a guest can say anything.
         sizes.home_bytes = sizes.home_bytes.max(resident.min(memory.boot_bytes));
+    }
+
+    /// Notes whether somebody else has taken memory from it since it followed, while nothing of it `is_moving`. What they took is no longer
+    /// its own then, or it would get that back with what it lent. The host must see that, with two answers of the monitor: a size may be
+    /// read while it changes.
+    pub(super) fn note_shrunk(&mut self, is_moving: bool, slack: u64) {
+        let (Some(sizes), Some(memory)) = (self.sizes, &self.memory) else { return };
+        let actual = memory.actual_bytes;
+        if actual >= sizes.asked_bytes {
+            (self.followed_bytes, self.less) = (Some(sizes.asked_bytes), None);
+            return;
+        }
+        let has_followed = self.followed_bytes == Some(sizes.asked_bytes) && !sizes.is_untold && !is_moving;
+        let is_seen = self.resident.is_some_and(|resident| resident <= actual.saturating_add(slack));
+        let is_shrunk = has_followed && is_seen && self.unusable.is_none() && sizes.taken() > 0;
+        let before = std::mem::replace(&mut self.less, is_shrunk.then_some((actual, self.answers)));
+        if is_shrunk && before.is_some_and(|(bytes, answer)| bytes == actual && answer != self.answers) {
+            self.rebase();
+        }
     }
 
     /// Takes what its VM process says of the time in which its tasks wait for memory.

@@ -231,11 +231,13 @@ impl Planner {
         if vm.hear(at.now, answer) {
             self.drop_move(at, name, Side::Tier, "another process took its place");
         }
+        let (is_moving, slack) = (self.moves_guest(name), self.slack());
         let reading = self.vms.get(name).filter(|vm| vm.silent.is_none()).and_then(|vm| vm.reading.as_ref());
         match (reading, self.guests.get_mut(name)) {
             (Some(reading), Some(guest)) => {
                 guest.hear_resident(at.now, reading.guest_resident);
                 guest.hear_waits(at.now, reading.guest_waits);
+                guest.note_shrunk(is_moving, slack);
             }
             (None, Some(guest)) => guest.note_silence(at.now),
             (_, None) => {}

@@ -242,6 +242,13 @@ impl Planner {
         moves.filter(|change| change.stage == Stage::Begun)
     }
 
+    /// Returns whether the balloon of a guest is told something, or is to be.
+    pub(super) fn moves_guest(&self, name: &str) -> bool {
+        let moves = self.intent.iter().chain(&self.inherited).flat_map(|intent| &intent.moves);
+        let mut of_guest = moves.filter(|change| change.vm == name && change.side == Side::Guest);
+        of_guest.any(Move::is_open) || self.reliefs.iter().any(|relief| relief.vm == name)
+    }
+
     /// Returns the VMs that are to give memory back, or whose answer is awaited.
     pub(super) fn awaited(&self) -> Vec<String> {
         let reliefs = self.reliefs.iter().filter(|relief| relief.stage == Stage::Begun);

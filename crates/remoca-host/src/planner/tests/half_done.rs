@@ -203,6 +203,22 @@ fn a_guest_that_somebody_enlarged_while_it_lends_is_not_told_to_shrink() {
 }
 
 #[test]
+fn what_somebody_took_from_a_guest_that_lends_is_not_given_back_to_it() {
+    let mut world = lent_to_own();
+    let guest = world.guest("vm1");
+    let less = guest.actual - 10 * UNIT;
+    (guest.target, guest.actual, guest.resident) = (less, less, less);
+    run_round(&mut world, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+    let own = (HOME - 10) * UNIT;
+    assert_eq!(world.planner.record().guests["vm1"].base_bytes, own);
+    world.planner.ask_back();
+    while world.planner.gives_back() {
+        world.run(1, |_| {});
+    }
+    assert_eq!(world.guests["vm1"].target, own, "{:?}", world.steps);
+}
+
+#[test]
 fn a_guest_that_somebody_enlarges_while_its_memory_is_returned_keeps_what_it_has() {
     let mut world = two(170, [Manner::Honest; 2]);
     run_to_the_return(&mut world);

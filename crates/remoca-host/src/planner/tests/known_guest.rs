@@ -130,6 +130,30 @@ fn what_somebody_else_took_is_not_lent() {
 }
 
 #[test]
+fn what_somebody_else_took_from_a_guest_that_lends_is_no_longer_its_own() {
+    let asked_bytes = 100 * UNIT;
+    let sizes = GuestRecord { home_bytes: HOME, base_bytes: HOME, asked_bytes, ..GuestRecord::default() };
+    let mut guest = KnownGuest::new(START, WINDOW, Some(sizes));
+    let mut looks = |actual: u64, resident: u64, is_moving: bool, count: u32| {
+        for _ in 0..count {
+            guest.hear(Ok(memory(actual * UNIT)));
+            guest.hear_resident(START.now, Some(resident * UNIT));
+            guest.note_shrunk(is_moving, UNIT);
+        }
+        let sizes = guest.sizes.unwrap();
+        (sizes.base_bytes / UNIT, sizes.asked_bytes / UNIT, guest.lent() / UNIT)
+    };
+    assert_eq!(looks(80, 80, false, 3), (128, 100, 28), "its balloon may not have followed yet");
+    assert_eq!(looks(100, 100, false, 1), (128, 100, 28));
+    assert_eq!(looks(80, 80, true, 3), (128, 100, 28), "it is told something");
+    assert_eq!(looks(80, 100, false, 3), (128, 100, 28), "the host sees nothing of that");
+    assert_eq!(looks(90, 90, false, 1), (128, 100, 28));
+    assert_eq!(looks(80, 80, false, 1), (128, 100, 28), "it may go on");
+    assert_eq!(looks(80, 80, false, 1), (108, 80, 28));
+    assert_eq!(looks(80, 80, false, 3), (108, 80, 28));
+}
+
+#[test]
 fn what_somebody_else_gave_is_its_own() {
     let enlarged = GuestMemory { boot_bytes: 2 * HOME, ..memory(HOME + 12 * UNIT) };
     let mut guest = guest();
