@@ -78,23 +78,30 @@ impl Division<'_, '_> {
     /// Returns the best division, in which VMs that are held get no more than they have.
     fn best(&self, apart: &[usize]) -> Result<Vec<usize>, String> {
         let mut targets = apart.to_vec();
-        let free: Vec<_> = self.free().map(|(at, curve)| (at, curve, self.most(at, curve))).collect();
+        let free: Vec<usize> = self.free().map(|(at, _)| at).collect();
         if free.is_empty() {
             return Ok(targets);
         }
-        let vm = |(at, curve, most): &(usize, &Curve, usize)| Vm {
-            miss_ratios: (0..=*most).map(|units| curve.at_worst(units)).collect(),
-            least: self.floors[*at],
-            most: *most,
-            weight: self.subjects[*at].weight,
-            bound: f64::INFINITY,
-        };
-        let allocation = Allocation::new(free.iter().map(vm).collect(), self.budget(apart)).map_err(explain)?;
-        for ((at, ..), units) in free.iter().zip(allocation.optimal()) {
+        for (at, units) in free.iter().zip(self.problem(apart)?.optimal()) {
             targets[*at] = units;
         }
         self.keep_in_place(&mut targets);
         Ok(targets)
+    }
+
+    /// Returns the problem of dividing what is left among the VMs that are free, with all margins: those of the curves, and of the bounds.
+    fn problem(&self, apart: &[usize]) -> Result<Allocation, String> {
+        let vm = |(at, curve): (usize, &Curve)| {
+            let most = self.most(at, curve);
+            Vm {
+                miss_ratios: (0..=most).map(|units| curve.at_worst(units)).collect(),
+                least: self.floors[at],
+                most,
+                weight: self.subjects[at].weight,
+                bound: f64::INFINITY,
+            }
+        };
+        Allocation::new(self.free().map(vm).collect(), self.budget(apart)).map_err(explain)
     }
 
     /// Returns the bytes of a target: a VM that keeps what it has need not have whole units.
@@ -269,6 +276,55 @@ impl Division<'_, '_> {
                 }
                 None => Why::Best,
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::Standing;
+    use crate::testing::{GRID, UNIT, curve_status};
+    use proptest::prelude::*;
+
+    const TOTAL: usize = 60;
+
+    /// Returns a curve that falls by a share of what is left with each unit: slowly, in steps, or over a cliff.
+    fn curve() -> impl Strategy<Value = Curve> {
+        let fall = prop_oneof![4 => Just(0_f64), 3 => 0.001..0.05_f64, 1 => 0.2..0.9_f64];
+        prop::collection::vec(fall, TOTAL).prop_map(|falls| {
+            let ratio = |units: u32| falls.iter().take(units as usize).map(|fall| 1. - *fall).product::<f64>();
+            Curve::new(&curve_status(ratio), GRID).unwrap()
+        })
+    }
+
+    proptest! {
+        /// Without margins the greedy one can be better, and break the bounds.
+        #[test]
+        fn the_best_division_is_never_above_the_greedy_one_with_the_same_margins(
+            vms in prop::collection::vec((curve(), prop_oneof![Just(0.05), Just(0.25), Just(f64::INFINITY)]), 2..5),
+        ) {
+            let share = TOTAL / vms.len();
+            let subjects = vms.iter().map(|(curve, bound)| Subject {
+                has_bytes: share as u64 * UNIT,
+                has: share,
+                least: 1,
+                most: TOTAL,
+                own: 0,
+                weight: 1.,
+                bound: *bound,
+                reads_per_s: Some(1000.),
+                standing: Standing::Free(curve),
+                is_known: true,
+            });
+            let subjects: Vec<Subject<'_>> = subjects.collect();
+            let floors: Vec<usize> = subjects.iter().map(|vm| vm.floor(share)).collect();
+            let memory = Memory { total_bytes: TOTAL as u64 * UNIT, unit_bytes: UNIT };
+            let division = Division { subjects: &subjects, floors: &floors, memory, held: vec![None; vms.len()] };
+            let problem = division.problem(&floors).unwrap();
+            let (best, greedy) = (division.best(&floors).unwrap(), problem.greedy());
+            let [best, greedy] = [best, greedy].map(|units| problem.geometric_mean(&units));
+            prop_assert!(best <= greedy + 1e-9, "{best} {greedy}");
         }
     }
 }
