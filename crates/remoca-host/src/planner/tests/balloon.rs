@@ -31,6 +31,8 @@ pub enum Manner {
     Short(u32, u32),
     /// It does not run for so many looks from this one on.
     Paused(u32, u32),
+    /// Its hypervisor is gone.
+    Saved,
     /// It takes back a unit of what it has given, at each look at all VMs, without a word.
     Nibbles,
     /// Its balloon moves at looks at all VMs only, and only as much as a look in two asks for.
@@ -120,7 +122,15 @@ impl Guest {
     }
 
     fn is_paused(&self, looks: u32) -> bool {
-        matches!(self.manner, Manner::Paused(from, count) if (from..from + count).contains(&looks))
+        match self.manner {
+            Manner::Paused(from, count) => (from..from + count).contains(&looks),
+            manner => manner == Manner::Saved,
+        }
+    }
+
+    /// Returns the memory of the host that its VM process sees in it.
+    pub fn seen(&self) -> Option<u64> {
+        (self.manner != Manner::Saved).then_some(self.resident)
     }
 
     fn says(&self, looks: u32) -> Result<GuestMemory, Unusable> {

@@ -223,6 +223,35 @@ fn a_young_step_takes_nothing_from_a_guest_that_got_more_meanwhile() {
     assert!(told.iter().any(|(_, step)| is_given(step)), "{told:?}");
 }
 
+/// `virsh managedsave` and a later start, with the same daemon or its successor. Balloons are saved with their guests.
+#[test]
+fn a_guest_that_is_saved_while_it_lends_has_all_back_after_it_is_restored() {
+    for is_other_daemon in [false, true] {
+        let mut world = two_guests(190, [Manner::Honest; 2]);
+        run_round(&mut world, |_| {});
+        let before = world.planner.record().guests["vm1"];
+        assert!(before.taken() > 20 * UNIT, "{before:?}");
+        world.guest("vm1").manner = Manner::Saved;
+        world.run(20, |_| {});
+        assert_eq!(world.planner.lent(world.at.now), 0, "nobody sees it");
+        if is_other_daemon {
+            world.replace_daemon(Duration::from_secs(5));
+            world.run(1, |_| {});
+        }
+        world.guest("vm1").manner = Manner::Honest;
+        world.run(2, |_| {});
+        let after = world.planner.record().guests["vm1"];
+        assert_eq!((after.base_bytes, after.asked_bytes), (before.base_bytes, before.asked_bytes));
+        assert_eq!(world.planner.lent(world.at.now), before.taken());
+        world.planner.ask_back();
+        while world.planner.gives_back() {
+            world.run(1, |_| {});
+        }
+        let guest = &world.guests["vm1"];
+        assert_eq!((guest.target, guest.actual), (guest.home, guest.home), "{is_other_daemon}: {:?}", world.steps);
+    }
+}
+
 #[test]
 fn a_dry_run_leaves_an_intent_alone() {
     let mut world = World::new(two());

@@ -329,7 +329,7 @@ impl World {
             is_left_alone: false,
             blocks_read: process.blocks_read,
             answered: (0, 0),
-            guest_resident: guest.map(|guest| guest.resident),
+            guest_resident: guest.and_then(Guest::seen),
             guest_waits: guest.and_then(|guest| guest.waits),
             curve: with_curve.then(|| match (process.nature, guest) {
                 (Nature::Blind, _) => Err("its curve is made of 7 blocks read, which is too few".into()),
