@@ -138,6 +138,11 @@ impl KnownGuest {
         sizes.home_bytes = sizes.home_bytes.max(resident.min(memory.boot_bytes));
     }
 
+    /// Returns whether its VM process does not see now how much memory of the host it takes.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.unseen_since.is_some()
+    }
+
     /// Notes whether somebody else has taken memory from it since it followed, while nothing of it `is_moving`. What they took is no longer
     /// its own then, or it would get that back with what it lent. The host must see that, with two answers of the monitor: a size may be
     /// read while it changes.

@@ -66,9 +66,10 @@ impl Planner {
         self.lent_by(|name| self.is_there(now, name))
     }
 
-    /// Returns what of that the host does not see now, because a VM process does not answer.
+    /// Returns what of that the host does not see now, because a VM process does not answer, or does not see the memory of its guest.
     pub(super) fn lent_unseen(&self, now: Duration) -> u64 {
-        self.lent_by(|name| self.is_there(now, name) && self.vms[name].silent.is_some())
+        let is_unseen = |name: &str| self.vms[name].silent.is_some() || self.guests[name].is_unseen();
+        self.lent_by(|name| self.is_there(now, name) && is_unseen(name))
     }
 
     /// Returns the sum of what the guests have lent whose VM `counts`.

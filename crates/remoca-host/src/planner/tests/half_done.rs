@@ -299,6 +299,21 @@ fn what_a_guest_lends_is_given_to_nobody_while_its_vm_process_hangs() {
     assert!(world.steps.iter().any(|(_, step)| step.vm == "vm1" && step.side == Side::Guest), "it lends");
 }
 
+/// It was started again, say, and its guest is not back yet. Nobody is cut for that.
+#[test]
+fn what_a_guest_lends_pays_for_nothing_while_its_vm_process_does_not_see_it() {
+    let mut world = lent_to_own();
+    let lent =
+        |world: &World| (world.planner.lent(world.at.now) / UNIT, world.planner.lent_unseen(world.at.now) / UNIT);
+    assert_eq!(lent(&world), (96, 0));
+    world.guest("vm1").manner = Manner::Saved;
+    world.run(1, |_| {});
+    assert_eq!(lent(&world), (96, 48));
+    world.guest("vm1").manner = Manner::Honest;
+    world.run(1, |_| {});
+    assert_eq!(lent(&world), (96, 0));
+}
+
 #[test]
 fn a_step_of_a_guest_that_is_short_of_memory_is_dropped() {
     let mut world = two(170, [Manner::Honest; 2]);
