@@ -28,7 +28,7 @@ pub struct Qemu {
 impl Qemu {
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
-        Self { socket, patience: PATIENCE, statistics: Statistics::default() }
+        Self { socket, patience: PATIENCE, statistics: Statistics::new() }
     }
 
     fn connect(&self) -> Result<Qmp, String> {

@@ -1,7 +1,7 @@
 //! What the guest's balloon driver tells of its memory. The numbers are the guest's own: they are hints.
 
 use super::monitor::Pressure;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How often a guest is to tell that does not tell often enough, in seconds.
 pub(super) const PERIOD_S: u32 = 2;
@@ -29,6 +29,10 @@ pub(super) struct Told {
 /// What follows from the messages of one guest.
 #[derive(Debug, Default)]
 pub(super) struct Statistics {
+    /// When this program began to listen, in seconds since 1970.
+    begun_s: u64,
+    /// Whether the latest message is the first one, and was too old then to say anything about now.
+    is_old: bool,
     /// The latest message, and when this program first saw it.
     latest: Option<(Told, Instant)>,
     pressure: Pressure,
@@ -39,14 +43,22 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
+    /// Returns what is known of a guest that is heard from now on.
+    pub(super) fn new() -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        Self { begun_s: now.map_or(0, |time| time.as_secs()), ..Self::default() }
+    }
+
     /// Takes the latest message, and the memory that the balloon leaves to the guest now. Returns the available memory, less what the balloon took
     /// since then, and the rates between the message and the one before; nothing if it is too old.
     pub(super) fn hear(&mut self, now: Instant, told: Told, actual_bytes: u64) -> (Option<u64>, Pressure) {
         let before = self.actual_bytes;
         match self.latest {
-            _ if told.at_s == 0 => *self = Self::default(),
+            _ if told.at_s == 0 => *self = Self { begun_s: self.begun_s, ..Self::default() },
             Some((latest, _)) if latest.at_s == told.at_s => {}
             latest => {
+                // Its driver may have told nothing for hours.
+                self.is_old = latest.is_none() && told.at_s.saturating_add(STALE_AFTER.as_secs()) <= self.begun_s;
                 self.pressure = latest.map(|(earlier, _)| between(&earlier, &told)).unwrap_or_default();
                 self.latest = Some((told, now));
                 self.had_bytes = before.max(actual_bytes);
@@ -55,7 +67,7 @@ impl Statistics {
         self.actual_bytes = actual_bytes;
         let taken = self.had_bytes.saturating_sub(actual_bytes);
         match self.latest {
-            Some((latest, seen)) if now.saturating_duration_since(seen) < STALE_AFTER => {
+            Some((latest, seen)) if !self.is_old && now.saturating_duration_since(seen) < STALE_AFTER => {
                 (latest.available_bytes.map(|bytes| bytes.saturating_sub(taken)), self.pressure)
             }
             _ => (None, Pressure::default()),
@@ -127,6 +139,17 @@ mod tests {
             (None, Pressure::default()),
             "its driver was unloaded"
         );
+    }
+
+    #[test]
+    fn a_message_from_long_before_this_program_began_says_nothing() {
+        let now = Instant::now();
+        for (begun_s, is_new) in [(129, true), (130, false), (9999, false)] {
+            let mut statistics = Statistics { begun_s, ..Statistics::default() };
+            let mut available = |at_s: u64| statistics.hear(now, told(at_s, 0, 0), 1 << 30).0;
+            assert_eq!([100, 100].map(&mut available), [is_new.then_some(100 << 20); 2], "{begun_s}");
+            assert_eq!(available(102), Some(102 << 20), "it tells again: {begun_s}");
+        }
     }
 
     #[test]

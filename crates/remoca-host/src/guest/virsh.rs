@@ -27,7 +27,7 @@ impl Virsh {
     pub fn new(name: String) -> Self {
         let is_chosen = CHOSEN_BY.iter().any(|name| std::env::var_os(name).is_some());
         let uri = (!is_chosen).then(|| SYSTEM.to_owned());
-        Self { name, uri, statistics: Statistics::default() }
+        Self { name, uri, statistics: Statistics::new() }
     }
 
     /// Returns the domain, of the libvirt at `uri`.

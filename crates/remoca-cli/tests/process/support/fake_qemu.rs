@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 const BALLOON: &str = "/machine/peripheral/balloon0";
 
@@ -117,7 +118,9 @@ fn answer(asked: &Value, memory: &File, state: &mut State) -> Option<Value> {
         "qom-get" if arguments["path"] == BALLOON && arguments["property"] == "guest-stats" => {
             state.messages += 1;
             let available = if state.manner == Manner::Short { 4096 } else { state.actual / 2 };
-            json!({"last-update": state.messages, "stats": {"stat-available-memory": available}})
+            // Two of one second are different as well.
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+            json!({"last-update": now + state.messages, "stats": {"stat-available-memory": available}})
         }
         "qom-get" => json!(false),
         "query-status" => json!({"running": true, "status": "running"}),
