@@ -24,6 +24,8 @@ const POOL: PoolIndex = PoolIndex(0);
 const BATCH: usize = 32;
 /// Number of entries that a move copies in one turn of the I/O thread.
 const ENTRIES_PER_TURN: u32 = 512;
+/// Number of slots that a pool loses in one turn.
+const LOST_PER_TURN: u32 = 1024;
 /// Number of entries that are forgotten in one turn.
 const CUT_PER_TURN: u32 = 2048;
 const GIB_PAGES: u32 = 1 << 18;
@@ -86,12 +88,12 @@ pub fn figures(entries: u32, operations: u32, rounds: usize, huge: bool) -> Resu
     for _ in 0..rounds {
         evictions.push(bench.evictions(batches)?);
     }
-    let (stall_us, drop_us) = (bench.moves()?, bench.drop_everything());
+    let (stall_us, lose_ns, drop_us) = (bench.moves()?, bench.losses(), bench.drop_everything());
     let single = Spread::of(singles).context("nothing was looked up")?.median;
     Ok(vec![
         of_rounds("P7-hit", hits)?.beside("single_look_up_ns", single),
         of_rounds("P7-evict", evictions)?,
-        Figure::single("P7-stall", stall_us / 1e3).beside("drop_ms", drop_us / 1e3),
+        Figure::single("P7-stall", stall_us / 1e3).beside("drop_ms", drop_us / 1e3).beside("lost_slot_ns", lose_ns),
     ])
 }
 
@@ -243,6 +245,20 @@ impl Bench {
         ensure!(old.is_some(), "no move is in progress");
         println!("{:44} {:6.0} us", "the last turn", last as f64 / 1e3);
         Ok(last.max(times.longest) as f64 / 1e3)
+    }
+
+    /// Loses a quarter of the pool, at most 1 GiB, as when its server takes memory back. Returns the nanoseconds for each slot.
+    fn losses(&mut self) -> f64 {
+        let kept = PageCount(self.entries - GIB_PAGES.min(self.entries / 4));
+        self.index.lose_from(POOL, kept);
+        self.index.aim(POOL, kept);
+        let mut times = Times::new();
+        while self.index.is_pool_resizing(POOL) {
+            times.start();
+            self.index.resize(POOL, LOST_PER_TURN, |_| {});
+            times.stop();
+        }
+        times.show("slot lost with its page, in turns", LOST_PER_TURN as usize)
     }
 
     /// Drops the whole index, as when the cache is turned off. Returns the longest turn in microseconds.

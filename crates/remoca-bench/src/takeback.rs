@@ -9,7 +9,7 @@ use crate::wanted;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use remoca_io::control;
-use remoca_lab::figures::{Figure, load_average};
+use remoca_lab::figures::{Figure, Spread, load_average};
 use remoca_protocol::control::{Command as Ask, Reply};
 use remoca_server::command::{Command, Reply as ServerReply, command_path};
 use serde::Serialize;
@@ -40,10 +40,13 @@ pub struct TakebackArgs {
     /// Reads in flight
     #[arg(long, default_value_t = 8)]
     depth: usize,
+    /// Times that each way is measured, in turn
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
 }
 
 /// Who gives the memory back.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Way {
     /// `remoca set --local 0`
@@ -64,9 +67,8 @@ struct Outcome {
     server_cpu_ms: f64,
     reads: usize,
     longest_read_us: f64,
-    /// Longest read of the disk alone in windows of the same length: the median of the windows, and the longest of all.
-    disk_longest_us: f64,
-    disk_longest_of_all_us: f64,
+    /// Longest read of the disk alone in each of some windows of the same length, in the order of these times.
+    disk_longest_us: [f64; WINDOWS],
     disk_median_us: f64,
 }
 
@@ -77,6 +79,15 @@ impl Outcome {
 
     fn ms_per_gib(&self) -> f64 {
         self.back_ms * GIB / self.bytes_before as f64
+    }
+
+    /// Returns the middle one of the longest reads of the disk alone.
+    fn disk_us(&self) -> f64 {
+        self.disk_longest_us[WINDOWS / 2]
+    }
+
+    fn read_ratio(&self) -> f64 {
+        self.longest_read_us / self.disk_us()
     }
 }
 
@@ -93,8 +104,8 @@ pub fn run(args: &TakebackArgs) -> Result<()> {
             outcome.server_cpu_ms * GIB / outcome.bytes_before as f64,
             outcome.reads,
             outcome.longest_read_us,
-            outcome.disk_longest_us,
-            outcome.disk_longest_of_all_us,
+            outcome.disk_us(),
+            outcome.disk_longest_us[WINDOWS - 1],
             outcome.disk_median_us
         );
     }
@@ -106,8 +117,8 @@ pub fn run(args: &TakebackArgs) -> Result<()> {
 }
 
 /// Measures the figures that have a target, with a tier of `mib` MiB.
-pub fn figures(mib: u32) -> Result<Vec<Figure>> {
-    Ok(measure(TakebackArgs { mib, disk_ms: 7, depth: 8 })?.0)
+pub fn figures(mib: u32, rounds: usize) -> Result<Vec<Figure>> {
+    Ok(measure(TakebackArgs { mib, disk_ms: 7, depth: 8, rounds: u16::try_from(rounds)? })?.0)
 }
 
 fn measure(args: TakebackArgs) -> Result<(Vec<Figure>, Vec<Outcome>)> {
@@ -121,8 +132,10 @@ fn measure(args: TakebackArgs) -> Result<(Vec<Figure>, Vec<Outcome>)> {
     let of_image = VmOptions { image_bytes: bytes, image: Some(&image.address), ..VmOptions::default() };
     let mut plain = Vm::start_cold(&folder.0, "plain", &of_image)?;
     let mut outcomes = Vec::new();
-    for way in [Way::Set, Way::TakeBack] {
-        let name = format!("{way:?}");
+    for number in 0..args.rounds * 2 {
+        // Each round begins with the way that the one before has ended with.
+        let way = if number.div_ceil(2).is_multiple_of(2) { Way::Set } else { Way::TakeBack };
+        let name = format!("vm{number}");
         let options = VmOptions { local: Some((&tier, &size)), ..of_image };
         let mut vm = Vm::start_cold(&folder.0, &name, &options)?;
         image.set_delay(Duration::ZERO);
@@ -136,22 +149,32 @@ fn measure(args: TakebackArgs) -> Result<(Vec<Figure>, Vec<Outcome>)> {
     Ok((figures_of(&outcomes)?, outcomes))
 }
 
-/// Returns the worse of the two ways, with each beside it.
+/// Returns the worse of the two ways by the median of its rounds, with that of each beside it.
 fn figures_of(outcomes: &[Outcome]) -> Result<Vec<Figure>> {
-    let [set, taken] = outcomes else { bail!("there are two ways") };
-    let figure = |id, of: fn(&Outcome) -> f64, worse: fn(f64, f64) -> f64| {
-        let [of_set, of_taken] = [of(set), of(taken)];
-        Figure::single(id, worse(of_set, of_taken)).beside("set", of_set).beside("take_back", of_taken)
+    let spread = |way, of: fn(&Outcome) -> f64| {
+        let values = outcomes.iter().filter(|outcome| outcome.way == way).map(of).collect();
+        Spread::of(values).context("a way was not measured")
     };
+    let figure = |id, of: fn(&Outcome) -> f64, is_worse: fn(&f64, &f64) -> bool, noise| {
+        let (set, taken) = (spread(Way::Set, of)?, spread(Way::TakeBack, of)?);
+        let (of_set, of_taken) = (set.median, taken.median);
+        let worse = if is_worse(&of_set, &of_taken) { set } else { taken };
+        let figure = Figure::of_rounds(id, outcomes.len() / 2, worse, noise);
+        anyhow::Ok(figure.beside("set", of_set).beside("take_back", of_taken))
+    };
+    let all = |of: fn(&Outcome) -> f64| Spread::of(outcomes.iter().map(of).collect()).context("nothing was measured");
+    let of_disk = |outcome: &Outcome| outcome.disk_longest_us.map(|us| us / outcome.disk_us());
+    let noise = Spread::of(outcomes.iter().flat_map(of_disk).collect());
+    let server = all(|outcome| outcome.server_cpu_ms * GIB / outcome.bytes_before as f64)?.median;
     Ok(vec![
-        figure("A1.9-back", Outcome::share, f64::min),
-        figure("A1.9-time", Outcome::ms_per_gib, f64::max)
-            .beside("gib", set.bytes_before as f64 / GIB)
-            .beside("server_cpu_ms_a_gib", set.server_cpu_ms * GIB / set.bytes_before as f64),
-        figure("A1.9-read", |outcome| outcome.longest_read_us / outcome.disk_longest_us, f64::max)
-            .beside("longest_us", set.longest_read_us.max(taken.longest_read_us))
-            .beside("disk_us", set.disk_longest_us)
-            .beside("disk_median_us", set.disk_median_us),
+        figure("A1.9-back", Outcome::share, f64::lt, None)?,
+        figure("A1.9-time", Outcome::ms_per_gib, f64::gt, None)?
+            .beside("gib", all(|outcome| outcome.bytes_before as f64 / GIB)?.median)
+            .beside("server_cpu_ms_a_gib", server),
+        figure("A1.9-read", Outcome::read_ratio, f64::gt, noise)?
+            .beside("longest_us", all(|outcome| outcome.longest_read_us)?.median)
+            .beside("disk_us", all(Outcome::disk_us)?.median)
+            .beside("disk_median_us", all(|outcome| outcome.disk_median_us)?.median),
     ])
 }
 
@@ -189,12 +212,12 @@ fn one(
     let latencies = latencies?;
     let spent = server.process.cpu_time()? - cpu_before;
     let window = back + AFTER;
-    let mut longest = Vec::new();
+    let mut longest = [0.0; WINDOWS];
     let mut all = Vec::new();
-    for _ in 0..WINDOWS {
+    for longest in &mut longest {
         let began = Instant::now();
         let latencies = read_until(plain, args.depth, || began.elapsed() > window)?;
-        longest.push(us(latencies.iter().copied().max()));
+        *longest = us(latencies.iter().copied().max());
         all.extend(latencies);
     }
     longest.sort_by(f64::total_cmp);
@@ -207,8 +230,7 @@ fn one(
         server_cpu_ms: spent.as_secs_f64() * 1e3,
         reads: latencies.len(),
         longest_read_us: us(latencies.iter().copied().max()),
-        disk_longest_us: longest[WINDOWS / 2],
-        disk_longest_of_all_us: longest[WINDOWS - 1],
+        disk_longest_us: longest,
         disk_median_us: us(all.get(all.len() / 2).copied()),
     })
 }

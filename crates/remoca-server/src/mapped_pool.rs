@@ -33,6 +33,8 @@ use crate::pool::ResizeRefusal;
 
 /// Chunks that are populated, or brought back, in one go.
 const SLICE_CHUNKS: usize = 8;
+/// Pause between two pieces that are punched, in which other threads that want this processor run.
+const PIECE_PAUSE: Duration = Duration::from_micros(50);
 /// Number of times that memory is punched which a client keeps using, and the pause between them.
 const PUNCHES_MAX: u32 = 50;
 const PUNCH_PAUSE: Duration = Duration::from_millis(10);
@@ -420,7 +422,10 @@ impl MappedPool {
             let (pool, time) = (Arc::clone(self), self.helpers.punching);
             let punched = self.blocking(move || {
                 let began = Instant::now();
-                pool.memory.punch_while(from, &mut || began.elapsed() < time)
+                pool.memory.punch_while(from, &mut || {
+                    std::thread::sleep(PIECE_PAUSE);
+                    began.elapsed() < time
+                })
             });
             next = match punched.await {
                 Some(Ok(next)) => next,

@@ -101,7 +101,7 @@ fn tiers(_: &Scale) -> Result<Found> {
 }
 
 fn taken_back(scale: &Scale) -> Result<Found> {
-    Ok(all(takeback::figures(if scale.quick { 256 } else { 4096 })?))
+    Ok(all(takeback::figures(if scale.quick { 256 } else { 4096 }, scale.rounds)?))
 }
 
 fn all(figures: Vec<Figure>) -> Found {

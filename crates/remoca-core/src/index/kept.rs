@@ -4,6 +4,7 @@
 use super::layout::header;
 use super::log::Lost;
 use super::slots::Step;
+use super::table::BATCH;
 use super::{CacheIndex, Layout, LogEnd, Pool, SlotCounts, Words};
 use crate::units::{DiskIndex, PageCount, PoolIndex, SlotIndex};
 use std::ops::Range;
@@ -98,6 +99,9 @@ impl<M: Words> CacheIndex<M> {
                 Step::Taken => {}
                 Step::Discard(slot) => self.discard(slot),
                 Step::CutOff(last) => {
+                    if (last + 1).is_multiple_of(BATCH) {
+                        self.prefetch_losses(last, left.min(BATCH));
+                    }
                     self.lose(last);
                     self.slots.cut_off(&mut self.words, pool, last);
                 }

@@ -64,6 +64,14 @@ impl<M: Words> CacheIndex<M> {
         }
     }
 
+    /// Begins to load what giving up `last` and the slots before it will read, `count` slots in all.
+    pub(super) fn prefetch_losses(&self, last: u32, count: u32) {
+        let batch = || ((last + 1).saturating_sub(count)..=last).rev();
+        batch().for_each(|slot| self.slots.touch_links(&self.words, slot));
+        batch().for_each(|slot| self.entries.touch(&self.words, slot));
+        batch().for_each(|slot| self.slots.touch_neighbours(&self.words, slot));
+    }
+
     /// Begins to load what discarding the next pages of a pool will read: the lines of the second page, the entry of the third, and the
     /// links of the fourth. Each is found by what an admission before has begun to load, so that nothing waits.
     pub(super) fn prefetch_victims(&self, pool: PoolIndex) {

@@ -57,6 +57,7 @@ pub use parts::Parts;
 pub use poller::Source;
 use polling::Polling;
 use remoca_core::engine::Leaving;
+use remoca_core::units::Nanos;
 use remoca_io::handover::Handover;
 use remoca_io::service::ServiceManager;
 use remoca_io::thread_times::ThreadTimes;
@@ -73,6 +74,9 @@ use upgrade::Upgrades;
 use vm::Vm;
 use warmth::Warmth;
 
+/// Pause before a turn that only goes on with what nobody waits for. Other threads that want this processor run meanwhile; a thread that never
+/// pauses keeps them waiting until its time slice ends, for milliseconds.
+const REST: Duration = Duration::from_micros(50);
 /// How long a stopping process waits for writes and flushes in flight.
 const STOP_TIME_MAX: Duration = Duration::from_secs(1);
 /// The same while disks are handed over to another process: if the hand-over were cut off, no process would have them.
@@ -281,7 +285,9 @@ impl Driver {
         }
         let wake = self.vm.engine.next_wake();
         let Vm { host, guests, warmth, sizes, servers, .. } = &self.vm;
-        let wake = wake.map(|at| Duration::from_nanos(at.since_ns(host.now())));
+        let time_until = |at: Nanos| Duration::from_nanos(at.since_ns(host.now()));
+        // At time 0 is due what is to be done bit by bit.
+        let wake = wake.map(|at| if at == Nanos(0) { REST } else { time_until(at) });
         let end = self.operator.stop_at().or_else(|| self.upgrades.next_deadline(host));
         let deadlines = guests
             .next_deadline()
