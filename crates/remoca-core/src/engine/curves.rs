@@ -41,9 +41,21 @@ pub struct CurveReport {
     pub reads_per_s: Option<f64>,
 }
 
+/// What is looked at for each read of a disk.
+#[derive(Clone, Copy)]
+struct Ready {
+    disk: DiskIndex,
+    /// Priority below which its blocks may be followed.
+    limit: Priority,
+    /// Whether a block that is read may be followed.
+    follows: bool,
+}
+
 /// Curves of a VM.
 pub(super) struct Curves {
     pub(super) is_on: bool,
+    /// What was looked at for the last read; `None` if it may be otherwise now.
+    ready: Option<Ready>,
     pub(super) key: [u8; 16],
     /// Reach of all curves: that of the largest cache that the VM had.
     reach: PageCount,
@@ -66,8 +78,8 @@ impl Curves {
     pub(super) fn new(prints: &Fingerprinter, cache: PageCount) -> Self {
         let (key, reach) = (key_of(prints), reach_for(cache));
         let (only, disks, contents) = (None, BTreeMap::new(), None);
-        let (vm, told, read_at) = (Watched::new(&key, reach), 0, None);
-        Self { is_on: true, key, reach, vm, only, disks, contents, rate_max: 1., told, read_at }
+        let (ready, vm, told, read_at) = (None, Watched::new(&key, reach), 0, None);
+        Self { is_on: true, ready, key, reach, vm, only, disks, contents, rate_max: 1., told, read_at }
     }
 
     /// Returns the priority of a block that may be followed. `limit` is what [`Self::limit`] says of its disk, or has said before the last
@@ -79,19 +91,49 @@ impl Curves {
 
     /// Tells the curves what happened to the block of a disk that has this priority.
     pub(super) fn take(&mut self, kind: EventKind, disk: DiskIndex, priority: Priority) {
+        // The first block that is followed.
+        self.ready = self.ready.filter(|ready| ready.follows);
         self.each_of(disk, |watched| watched.curve.take(kind, priority));
     }
 
     /// Returns the priority below which blocks of a disk may be followed.
     #[inline]
     pub(super) fn limit(&self, disk: DiskIndex) -> Priority {
+        match self.ready {
+            Some(ready) if ready.disk == disk => ready.limit,
+            _ => self.present_limit(disk),
+        }
+    }
+
+    fn present_limit(&self, disk: DiskIndex) -> Priority {
         let vm = self.vm.curve.limit();
         self.own(disk).map_or(vm, |own| own.curve.limit().max(vm))
     }
 
-    /// Returns whether no curve of a disk follows a block, and all would be followed.
+    /// Returns the priority below which blocks of a disk that are read may be followed, if any may be. Returns `None` if it must be
+    /// [looked at](Self::look).
     #[inline]
-    pub(super) fn follow_nothing(&self, disk: DiskIndex) -> bool {
+    pub(super) fn ready(&self, disk: DiskIndex) -> Option<Option<Priority>> {
+        let ready = self.ready.filter(|ready| ready.disk == disk)?;
+        Some(ready.follows.then_some(ready.limit))
+    }
+
+    /// Returns what [`Self::ready`] says of a disk from now on, until that may change. `all_evicted` says that each block that is read counts
+    /// as evicted at once.
+    pub(super) fn look(&mut self, disk: DiskIndex, all_evicted: bool) -> Option<Priority> {
+        self.begin_disk(disk);
+        let (limit, follows) = (self.present_limit(disk), all_evicted || !self.follow_nothing(disk));
+        self.ready = Some(Ready { disk, limit, follows });
+        follows.then_some(limit)
+    }
+
+    /// Has what is kept for each read looked at again: what is seen of evictions, or a curve, has changed.
+    pub(super) fn look_again(&mut self) {
+        self.ready = None;
+    }
+
+    /// Returns whether no curve of a disk follows a block, and all would be followed.
+    fn follow_nothing(&self, disk: DiskIndex) -> bool {
         self.vm.curve.follows_nothing() && self.own(disk).is_none_or(|own| own.curve.follows_nothing())
     }
 
@@ -104,6 +146,7 @@ impl Curves {
 
     /// Returns whether the curves were told of a block since they followed what changes only now and then, which they do next.
     pub(super) fn begin_to_follow(&mut self) -> bool {
+        self.look_again();
         std::mem::take(&mut self.told) > 0
     }
 
@@ -152,6 +195,7 @@ impl Curves {
 
     /// Forgets a disk that was removed.
     pub(super) fn forget(&mut self, disk: DiskIndex) {
+        self.look_again();
         self.only = self.only.filter(|only| *only != disk);
         self.disks.remove(&disk);
         self.vm.curve.discarded_range(disk, 0..u64::MAX);
@@ -181,6 +225,7 @@ impl Curves {
     }
 
     fn begin_another_disk(&mut self, disk: DiskIndex) {
+        self.look_again();
         if self.disks.contains_key(&disk) {
             return;
         }

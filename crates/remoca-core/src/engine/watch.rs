@@ -34,6 +34,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Sets whether curves are kept, as they are by default.
     pub fn keep_curves(&mut self, is_on: bool) {
         self.curves.is_on = is_on;
+        self.curves.look_again();
     }
 
     /// Returns what the curve of a disk says at `sizes`, which must not decrease, or that of the VM. Returns `None` if nothing was read,
@@ -66,6 +67,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// # Errors
     /// If the bytes are no curve of a process with the same key. The present curve stays then.
     pub fn restore_curve(&mut self, disk: Option<DiskIndex>, bytes: &[u8]) -> Result<(), Unreadable> {
+        self.curves.look_again();
         let Some(disk) = disk else {
             self.curves.vm.curve = self.curves.read(bytes)?;
             // The former process may have seen another share of the evictions.
@@ -86,11 +88,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Returns the priority below which blocks of a disk that are read may be followed ([`Self::tell_read`]), or `None` if none is.
     #[inline]
     pub(super) fn begin_telling(&mut self, disk: DiskIndex) -> Option<Priority> {
-        if !self.curves.is_on {
-            return None;
+        match self.curves.ready(disk) {
+            Some(limit) => limit,
+            None => self.look_at_curves(disk),
         }
-        self.curves.begin_disk(disk);
-        (self.admit.takes_reads() || !self.curves.follow_nothing(disk)).then(|| self.curves.limit(disk))
+    }
+
+    #[inline(never)]
+    fn look_at_curves(&mut self, disk: DiskIndex) -> Option<Priority> {
+        if self.curves.is_on { self.curves.look(disk, self.admit.takes_reads()) } else { None }
     }
 
     /// Tells the curves that the guest reads a block, if it may be followed. It is not known to be zero.
@@ -238,6 +244,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     /// Follows a change of what is seen of evictions.
     fn follow_evictions(&mut self) {
+        self.curves.look_again();
         let has_agent = self.admit.admission() == Admission::Evictions;
         let classes = self.classes_seen();
         self.curves.see_class_of(classes);

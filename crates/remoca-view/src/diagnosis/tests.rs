@@ -84,9 +84,13 @@ fn each_fault_is_named_first() {
         status.cache.granted_bytes = 512 << 20;
         add_local_tier(status, "connected");
     });
-    expect_first("server-away", &["server local:/s: away", "cannot grow: refused", "systemctl status remoca-serve"], |status| {
-        add_local_tier(status, "away");
-    });
+    expect_first(
+        "server-away",
+        &["server local:/s: away", "cannot grow: refused", "systemctl status remoca-serve"],
+        |status| {
+            add_local_tier(status, "away");
+        },
+    );
     expect_first("server-away", &["server local:/s: there is no local tier: refused"], |status| {
         add_local_tier(status, "connected");
         status.pools.retain(|pool| !pool.is_local_tier);
