@@ -138,14 +138,19 @@ pub fn help() -> String {
 /// Parses `KEY=VALUE,...`. A key without a value is on.
 ///
 /// # Errors
-/// If a key is unknown, a value is wrong, or there is no image.
+/// If a key is unknown or given twice, a value is wrong, or there is no image.
 pub fn parse(words: &str) -> Result<DiskOptions, String> {
     let mut disk = DiskOptions::new(String::new());
+    let mut given = Vec::new();
     for word in words.split(',') {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         let Some(field) = FIELDS.iter().find(|field| field.name == key) else {
             return Err(unknown(key, FIELDS.iter().map(|field| field.name)));
         };
+        if given.contains(&key) {
+            return Err(format!("{key}: it is given twice: say it once, and another disk with a --disk of its own"));
+        }
+        given.push(key);
         (field.set)(&mut disk, value).map_err(|error| format!("{key}: {error}"))?;
     }
     match disk.image.as_str() {
