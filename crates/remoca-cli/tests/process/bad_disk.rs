@@ -140,7 +140,7 @@ fn an_image_in_use_by_another_remoca() {
     // Nor may two disks of one VM have the same image.
     let disk = |name: &str| format!("image={image},socket={}", scene.path(name).display());
     let [a, b] = [disk("socket"), disk("socket2")];
-    scene.expect(&["--disk", &a, "--disk", &b], FAILURE, &["image is in use"]);
+    scene.expect(&["--disk", &a, "--disk", &b], CONFIGURATION, &["image is given twice", "disk0", "disk1"]);
     // Several readers are allowed.
     let mut first = scene.start(&["--read-only"]);
     let mut reader = Program::start(command(REMOCA).args(second).arg("--read-only"), &scene.path("log2"));

@@ -296,7 +296,7 @@ fn what_cannot_be_added_or_removed_changes_nothing() {
     expect_refusal(
         &refused,
         1,
-        &["copy is not added, and nothing has changed", "data.img is in use by another process"],
+        &["copy is not added, and nothing has changed", "data.img is given twice"],
     );
     assert!(!vm.path("copy").exists(), "its socket is left behind");
     let refused = vm.add("none", "none.img");

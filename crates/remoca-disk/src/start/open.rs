@@ -1,5 +1,6 @@
 //! Images and sockets of the disks and of the port, opened as the options say, or as a previous program left them.
 
+use super::check::refuse_shared_image;
 use super::exports::{Address, Exports};
 use super::inherited::{self, FormerStore, Inherited, StoreTarget};
 use super::options::{DiskOptions, Options, PortOptions, QUEUES_DEFAULT, is_nbd_uri};
@@ -44,6 +45,9 @@ pub fn open_disks(
     let predecessor_died = inherited.is_none() && predecessor_died(options);
     for (spec, position) in options.disks.iter().zip(0..) {
         let (name, at) = (spec.name_at(position), disk_position(disks.len())?);
+        if inherited.is_none() {
+            refuse_shared_image(spec, position, options)?;
+        }
         let from_former = inherited.as_deref_mut().map(|inherited| inherited.disk(&name));
         let (source, store, guests) = from_former.unwrap_or_default();
         let source = passed.take().or(source);
