@@ -8,8 +8,8 @@ mod qcow2;
 
 use crate::failure;
 use crate::runtime;
-use crate::settings::Files;
 use crate::settings::kept::Kept;
+use crate::settings::{Files, vm_path};
 use anyhow::{Context, Result, anyhow};
 use args::options;
 pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, configured, disks_of, options_of, schema};
@@ -54,6 +54,16 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
         start::note_failure();
         failure::of_start(error, former.is_some())
     })?;
+    // A name that was mistyped, or another folder.
+    let file = args.name.as_ref().map(|name| vm_path(&args.folder.config, name)).filter(|file| !file.exists());
+    if options.disks.is_empty()
+        && let Some(file) = file
+    {
+        let advice = "write that file, correct --name or --config, or say --disk image=IMAGE,socket=PATH";
+        start::note_failure();
+        let error = anyhow!("no disk: there is no {}: {advice}", file.display()).context(WrongOptions);
+        return Err(failure::of_start(error, former.is_some()));
+    }
     recognise(&mut options, former.as_ref());
     options.has_predecessor = former.is_some();
     let mut kept = Kept { files, ..Kept::default() };

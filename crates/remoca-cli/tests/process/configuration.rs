@@ -489,7 +489,7 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
     let missing = format!("image=/no/such/image,socket={}", scene.text("socket"));
     expect_refusal(&start(&["--disk", &missing]), NO_IMAGE, &["/no/such/image", "this is not tried again"]);
     expect_refusal(&start(&["--disk", &disk]), 73, &["/no/such/folder/socket", "this is not tried again"]);
-    expect_refusal(&start(&[]), CONFIGURATION, &["no disk", "this is not tried again"]);
+    expect_refusal(&start(&[]), CONFIGURATION, &["no disk: there is no ", "vms/web1.toml", "this is not tried again"]);
     // Each ends the unit, and none is tried five times a second.
     let [image, socket, long] = [scene.text("image"), scene.text("socket"), "x".repeat(5000)];
     let good = format!("image={image},socket={socket}");
