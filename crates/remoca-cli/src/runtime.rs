@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,12 +20,18 @@ pub fn directory() -> Result<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Ok(OF_ROOT.into());
     }
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(runtime) => Ok(PathBuf::from(runtime).join("remoca")),
+    match of_user(std::env::var_os("XDG_RUNTIME_DIR")) {
+        Some(directory) => Ok(directory),
         None => bail!(
-            "$XDG_RUNTIME_DIR is not set, so there is no directory for the control socket: set it, or give --control PATH"
+            "$XDG_RUNTIME_DIR is not set to a folder, so there is no directory for the control socket: set it, or give --control PATH"
         ),
     }
+}
+
+/// Returns the directory below `$XDG_RUNTIME_DIR`. A value that is empty or relative counts as none: the folder from which a command is
+/// started must not decide where processes are looked for.
+fn of_user(runtime: Option<OsString>) -> Option<PathBuf> {
+    runtime.map(PathBuf::from).filter(|runtime| runtime.is_absolute()).map(|runtime| runtime.join("remoca"))
 }
 
 /// Returns the control socket of the VM process `name`.
@@ -163,6 +170,14 @@ fn user_name(uid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_folder_is_made_where_a_command_is_started() {
+        assert_eq!(of_user(Some("/run/user/7".into())), Some("/run/user/7/remoca".into()));
+        for none in [None, Some(""), Some("here")] {
+            assert_eq!(of_user(none.map(OsString::from)), None);
+        }
+    }
 
     #[test]
     fn processes_in_another_place_are_named() {
