@@ -63,8 +63,14 @@ pub struct SetArgs {
 pub fn run(args: &SetArgs) -> Result<()> {
     if let Some(disk) = &args.clear_failed_flush {
         let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+        let before = runtime::ask(&socket, Command::Status)?;
+        let had_failed = before.disks.iter().any(|known| known.name == *disk && known.failed_flush.is_some());
         let status = runtime::ask(&socket, Command::ClearFailedFlush { disk: disk.clone() })?;
-        return Ok(writeln!(std::io::stdout(), "{}: flushes of {disk} succeed again", status.name)?);
+        let text = match had_failed {
+            true => format!("flushes of {disk} succeed again"),
+            false => format!("no flush of {disk} had failed"),
+        };
+        return Ok(writeln!(std::io::stdout(), "{}: {text}", status.name)?);
     }
     if args.clear_removed_flushes {
         let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };

@@ -6,6 +6,7 @@ use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 /// How long a process waits for its disks when it is told to end.
@@ -105,7 +106,9 @@ fn a_failed_durable_write_is_remembered_until_the_operator_says_otherwise() {
     // Uses the documented way to clear a failed flush.
     let clear = |disk: &str| run(&["set", &control, "--clear-failed-flush", disk]);
     expect_refusal(&clear("rot"), 1, &["it has no disk rot, but root, data"]);
-    assert!(clear("root").status.success());
+    let said = |output: Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said(clear("data")).contains("no flush of data had failed"));
+    assert!(said(clear("root")).contains("flushes of root succeed again"));
     assert_eq!(failed(), [false, false]);
     assert_eq!(outcomes(folder, "root"), SOUND);
     other.kill();
