@@ -27,6 +27,8 @@ pub fn text(report: &HostReport) -> String {
     );
     if let (Some(mean), Some(saved)) = (report.geometric_mean, report.saved_ms_per_s) {
         let expected = (1. - mean) * 100.;
+        // Not as -0.0.
+        let saved = if saved.abs() < 0.05 { 0. } else { saved };
         add(
             &mut text,
             format_args!(
@@ -250,6 +252,8 @@ mod tests {
         ] {
             assert!(shown.contains(words), "`{words}` is missing in:\n{shown}");
         }
+        let nothing = text(&HostReport { saved_ms_per_s: Some(-0.04), ..report.clone() });
+        assert!(nothing.contains("\n0.0 ms in each second"), "{nothing}");
         let guest = HostGuest {
             state: "usable".into(),
             home_bytes: Some(4 << 30),

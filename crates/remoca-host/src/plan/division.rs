@@ -251,7 +251,8 @@ impl Division<'_, '_> {
         });
         let (sum, weights) = parts.fold((0., 0.), |(sum, weights), (part, weight)| (sum + part, weights + weight));
         let geometric_mean = if weights > 0. { f64::exp(sum / weights) } else { 1. };
-        let saved_ms = rows.iter().filter_map(|row| row.saved_ms).sum();
+        // The sum of no numbers is -0.0.
+        let saved_ms = rows.iter().filter_map(|row| row.saved_ms).fold(0., |sum, ms| sum + ms);
         Plan { rows, geometric_mean, saved_ms }
     }
 
