@@ -5,7 +5,7 @@ mod here;
 mod table;
 
 use crate::runtime;
-use crate::settings::file::HOST;
+use crate::settings::file::{self, HOST};
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Folder, Unusable};
@@ -232,6 +232,18 @@ fn configured(folder: &Path, words: &[OsString]) -> Result<HostArgs> {
         return Err(Unusable(problems).into());
     }
     Ok(HostArgs::from_arg_matches(&Merged::new(&schema(), words, &[&settings])?.matches)?)
+}
+
+/// Checks what the table [host] says together. Where it has no total, flags have it.
+///
+/// # Errors
+/// If no daemon can start with it.
+pub fn check(file: &file::Settings) -> Result<()> {
+    if !file.entries.contains_key("total") {
+        return Ok(());
+    }
+    let merged = Merged::new(&schema(), &[], &[file])?;
+    settings(&HostArgs::from_arg_matches(&merged.matches)?).map(drop)
 }
 
 fn divide(args: &HostArgs) -> Result<()> {

@@ -13,7 +13,7 @@ use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, StartErr
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::settings::file::SERVE;
+use crate::settings::file::{SERVE, Settings};
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Folder, Unusable};
@@ -108,6 +108,18 @@ fn configured(folder: &Path, words: &[OsString]) -> anyhow::Result<ServeArgs> {
         return Err(Unusable(problems).into());
     }
     Ok(ServeArgs::from_arg_matches(&Merged::new(&schema(), words, &[&settings])?.matches)?)
+}
+
+/// Checks what the table [serve] says together. Where it has no address or no memory, flags have them.
+///
+/// # Errors
+/// If no server can start with it.
+pub fn check(file: &Settings) -> anyhow::Result<()> {
+    if !["listen", "memory"].iter().all(|key| file.entries.contains_key(*key)) {
+        return Ok(());
+    }
+    let merged = Merged::new(&schema(), &[], &[file])?;
+    Server::check(&ServeArgs::from_arg_matches(&merged.matches)?.config()?).map_err(of_start)
 }
 
 /// Returns the control socket that the host's file in `folder` names.

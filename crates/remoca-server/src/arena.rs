@@ -286,7 +286,11 @@ fn pages_of(chunks: usize) -> PageCount {
     PageCount(chunks * CHUNK_PAGES_U32)
 }
 
-fn chunk_count(memory_bytes: u64) -> Result<u32, StartError> {
+/// Returns the number of chunks in this much memory.
+///
+/// # Errors
+/// If no arena can have this size.
+pub fn chunk_count(memory_bytes: u64) -> Result<u32, StartError> {
     if memory_bytes == 0 {
         return Err(StartError::NoMemory);
     }

@@ -16,6 +16,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::adopt;
+use crate::arena::chunk_count;
 use crate::command::command_path;
 use crate::config::{Config, ListenAddress};
 use crate::control::{Reporter, answer_commands, answer_control};
@@ -54,6 +55,14 @@ pub struct Server {
 }
 
 impl Server {
+    /// Checks a configuration as far as that is possible without taking memory and addresses.
+    ///
+    /// # Errors
+    /// If no server can have it.
+    pub fn check(config: &Config) -> Result<(), StartError> {
+        check(config).map(|_quota| ())
+    }
+
     /// Starts a server. When this returns, clients can connect.
     ///
     /// # Errors
@@ -161,6 +170,7 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     if !(1..=CLIENTS_MAX).contains(&config.limits.sessions) {
         return Err(StartError::Clients { clients: config.limits.sessions, most: CLIENTS_MAX });
     }
+    chunk_count(memory_bytes)?;
     let quota_bytes = config.quota_bytes.unwrap_or(memory_bytes);
     if quota_bytes == 0 && memory_bytes > 0 {
         return Err(StartError::NoQuota);

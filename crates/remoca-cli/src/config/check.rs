@@ -1,6 +1,7 @@
 //! `remoca config check`: every problem of every file.
 
-use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Text, VMS};
+use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
+use crate::settings::schema::Schema;
 use crate::settings::{Files, host_path, vm_path};
 use crate::{disk, host, memory, serve};
 use anyhow::{Context, Result, bail};
@@ -133,7 +134,11 @@ fn combined(name: &str, vm: &Text, host: Option<&Text>) -> Result<()> {
         return Ok(());
     }
     let words = ["--name", name].map(OsString::from);
-    check_options(&disk::options_of(&files, &words, &Path::new(name).with_extension("ctl"))?)
+    let options = disk::options_of(&files, &words, &Path::new(name).with_extension("ctl"))?;
+    if options.incoming.as_ref().is_some_and(|incoming| incoming.key.is_none()) {
+        bail!("`incoming` without `incoming-key`: `remoca migrate --new-key FILE` makes a key");
+    }
+    check_options(&options)
 }
 
 /// Returns the problems of the host's file, each once.
@@ -141,6 +146,18 @@ fn of_host(text: &Text) -> Vec<Problem> {
     let (_, mut problems) = text.host(VMS, &disk::schema());
     for (table, schema) in [(SERVE, serve::schema()), (HOST, host::schema()), (MEMORY, memory::schema())] {
         add_new(&mut problems, text.host(table, &schema).1);
+    }
+    let tables: [(&str, Schema, fn(&Settings) -> Result<()>); 2] =
+        [(SERVE, serve::schema(), serve::check), (HOST, host::schema(), host::check)];
+    for (table, schema, check) in tables {
+        let (settings, wrong) = text.host(table, &schema);
+        let Some(line) = settings.entries.values().map(|entry| entry.place.line).min() else { continue };
+        if wrong.is_empty()
+            && let Err(error) = check(&settings)
+        {
+            let place = Place { path: text.path.clone(), line };
+            problems.push(Problem { place, text: format!("[{table}]: {error:#}") });
+        }
     }
     problems
 }

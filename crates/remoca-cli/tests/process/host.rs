@@ -323,6 +323,29 @@ fn what_the_files_say_holds() {
     write("remoca.toml", "[host]\ntotl = '16M'\n");
     let wrong = run(&["host", "--once", "--config", config.path().to_str().unwrap()]);
     expect_refusal(&wrong, CONFIGURATION, &["remoca.toml:3: unknown key `totl`: did you mean `total`?"]);
+    // Settings that are right one by one, and with which neither the daemon nor a server starts.
+    for (text, words) in [
+        ("[host]\ntotal = '64'\n", "remoca.toml:3: [host]: these options cannot be used: a total of 64 bytes"),
+        ("[host]\ntotal = '64M'\nguests = true\n", "needs --tier local"),
+        ("[host]\ntotal = '64M'\ntier = 'local'\nguests = true\nreserve = '1M'\n", "at least 2M"),
+        ("[host]\ntier = 'both'\n", "remoca.toml:3: tier: invalid value 'both'"),
+        ("[serve]\nlisten = 'tcp:a:1'\nmemory = '3M'\n", "remoca.toml:3: [serve]: these options cannot be used"),
+        ("[serve]\nlisten = 'tcp:a:1'\nmemory = '2M'\nquota = '4M'\n", "--quota"),
+    ] {
+        write("remoca.toml", text);
+        let check = run(&["config", "check", "--config", config.path().to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&check.stdout);
+        assert!(said.contains(words) && !check.status.success(), "`{words}` is missing in: {said}");
+    }
+    write("remoca.toml", "[host]\napply = true\n[serve]\nmemory = '3M'\n");
+    let check = run(&["config", "check", "--config", config.path().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&check.stdout);
+    assert!(!said.contains("remoca.toml"), "flags may say the rest: {said}");
+    let disk = "[[disk]]\nname = 'r'\nformat = 'raw'\nimage = '/i'\nsocket = '/s'\n";
+    write("vms/d.toml", &format!("incoming = 'tcp:127.0.0.1:1'\n{disk}"));
+    let check = run(&["config", "check", "d", "--config", config.path().to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&check.stdout);
+    assert!(said.contains("d.toml:1: `incoming` without `incoming-key`"), "{said}");
     expect_refusal(&run(&["host", "--once"]), CONFIGURATION, &["no total: say --total SIZE"]);
     let nobody = run(&["host", "status", "--sockets", config.path().to_str().unwrap()]);
     expect_refusal(&nobody, FAILURE, &["no daemon of this host answers"]);
