@@ -209,7 +209,11 @@ pub fn local_pages(bytes: u64) -> Result<PageCount, String> {
 pub fn cache_pages(bytes: u64) -> Result<PageCount, String> {
     let pages = bytes / PAGE_SIZE_U64;
     if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE_U64) {
-        return Err(format!("a cache of {bytes} bytes: the size is a multiple of 4096 above 0 (`off` turns it off)"));
+        let advice = match pages * PAGE_SIZE_U64 / 1024 {
+            0 => "`remoca set NAME --off` turns a cache off".into(),
+            kib => format!("such as {kib}K; K, M, G and T are powers of 1024, and KB, MB, GB and TB powers of 1000"),
+        };
+        return Err(format!("a cache of {bytes} bytes: the size is a multiple of 4096 above 0 ({advice})"));
     }
     match u32::try_from(pages) {
         Ok(pages) if PageCount(pages) <= CACHE_PAGES_MAX => Ok(PageCount(pages)),
