@@ -138,5 +138,10 @@ pub fn text_of(error: &clap::Error) -> String {
     }
     let text = error.to_string();
     let line = text.lines().next().unwrap_or_default();
-    line.strip_prefix("error: ").unwrap_or(line).replace("the argument ", "").replace("--", "")
+    let line = line.strip_prefix("error: ").unwrap_or(line).replace("the argument ", "").replace("--", "");
+    // The second line of an error about a value that is none of a few.
+    match text.lines().map(str::trim).find(|line| line.starts_with("[possible values: ")) {
+        Some(values) => format!("{line} {values}"),
+        None => line,
+    }
 }
