@@ -43,7 +43,9 @@ impl Endpoints {
         }
         if self.local.is_some() && self.listed.iter().any(|endpoint| matches!(endpoint, Endpoint::Local(_))) {
             return Err(
-                "a local: address among the memory servers, beside a local tier: give one with --local-server".into()
+                "a local: address among the memory servers, beside a local tier, which is such memory already: leave out the address, \
+                 or the local tier (size 0; its server is --local-server)"
+                    .into()
             );
         }
         if let Some(local) = self.local.iter().find(|endpoint| !matches!(endpoint, Endpoint::Local(_))) {
