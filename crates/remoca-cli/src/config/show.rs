@@ -5,7 +5,7 @@ use crate::settings::edit::table;
 use crate::settings::kept::Kept;
 use crate::settings::layers::{Merged, Origin};
 use crate::settings::schema::Schema;
-use crate::settings::{Files, Unusable, schema};
+use crate::settings::{Files, Unusable, schema, vm_path};
 use crate::size::parse_size;
 use crate::{disk, memory, size};
 use anyhow::{Result, bail};
@@ -32,6 +32,11 @@ pub fn run(name: &str, folder: &Path, origin: bool) -> Result<()> {
     }
     let words = running.as_ref().map(|status| words_of(status, name, folder)).unwrap_or_default();
     let files = Files::read(folder, Some(name));
+    if running.is_none() && files.as_ref().is_ok_and(|files| files.vm.is_none()) {
+        let file = vm_path(folder, name);
+        let text = "no process of this name answers: these are the settings that every VM would get";
+        eprintln!("remoca: warning: there is no {}, and {text}", file.display());
+    }
     let kept = running.as_ref().and(socket).and_then(|socket| Kept::read(&Kept::beside(&socket)));
     let effective = kept.as_ref().map_or_else(|| files.clone(), |kept| Ok(kept.files.clone()))?;
     let [vm, host] = effective.settings_of_vm(disk::schema)?;

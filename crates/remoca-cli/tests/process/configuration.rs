@@ -421,6 +421,9 @@ fn the_settings_of_a_running_process_are_shown_with_their_origin() {
     program.terminate();
     let refused = run_command(&mut scene.command(&["config", "show", &scene.text("web1.ctl")]));
     expect_refusal(&refused, FAILURE, &["no VM process answers at"]);
+    let shown = run_command(&mut scene.command(&["config", "show", "wbe1"]));
+    let warning = String::from_utf8_lossy(&shown.stderr);
+    assert!(shown.status.success() && warning.contains(&scene.text("vms/wbe1.toml")), "a mistyped name: {warning}");
 }
 
 #[test]
