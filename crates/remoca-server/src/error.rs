@@ -48,9 +48,11 @@ pub enum StartError {
     Threads { threads: usize, most: usize },
     #[error("--max-clients {clients}: 1 to {most} are possible")]
     Clients { clients: usize, most: usize },
-    #[error("cannot find out what host `{host}` is: {source}")]
+    #[error("--listen {address} is given twice")]
+    ListenTwice { address: ListenAddress },
+    #[error("cannot find out what host `{host}` is")]
     Resolve { host: String, source: io::Error },
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}")]
     Listen { address: ListenAddress, source: io::Error },
     #[error("cannot listen on {address}: another program has this port (`ss -ltnp` shows which)")]
     PortTaken { address: ListenAddress },
@@ -85,6 +87,7 @@ impl StartError {
             | Self::QuotaAboveMemory { .. }
             | Self::Threads { .. }
             | Self::Clients { .. }
+            | Self::ListenTwice { .. }
             | Self::PathTooLong { .. }
             | Self::NoFolder { .. }
             | Self::NotASocket { .. } => true,

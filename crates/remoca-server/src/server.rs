@@ -164,6 +164,13 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     if config.listen.is_empty() {
         return Err(StartError::NoAddress);
     }
+    // Without this, "another program" would have the address.
+    let is_port_chosen = |address: &ListenAddress| !matches!(address, ListenAddress::Tcp { port: 0, .. });
+    for (at, address) in config.listen.iter().enumerate() {
+        if is_port_chosen(address) && config.listen[..at].contains(address) {
+            return Err(StartError::ListenTwice { address: address.clone() });
+        }
+    }
     if !(1..=THREADS_MAX).contains(&config.threads) {
         return Err(StartError::Threads { threads: config.threads, most: THREADS_MAX });
     }

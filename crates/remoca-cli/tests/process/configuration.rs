@@ -544,6 +544,7 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
         (&["--memory", "3000K"], "multiple of 2 MiB"),
         (&["--memory", "2M", "--quota", "4M"], "--quota"),
         (&["--memory", "2M", "--threads", "0"], "--threads"),
+        (&["--memory", "2M", "--listen", "unix:/no/such/folder/s"], "--listen unix:/no/such/folder/s is given twice"),
         (&[], "no memory to serve"),
     ] {
         expect_refusal(&serve(arguments), CONFIGURATION, &[word, "this is not tried again"]);

@@ -19,7 +19,7 @@ const USER_TIMEOUT_MS: u32 = 30_000;
 pub enum ListenError {
     #[error(transparent)]
     Path(#[from] SocketError),
-    #[error("cannot listen on tcp:{address}: {source}; choose another address, or stop who has it")]
+    #[error("cannot listen on tcp:{address}; choose another address, or stop who has it")]
     Tcp { address: String, source: io::Error },
     #[error("a descriptor that was passed is no listening stream socket of the Unix or the Internet families")]
     WrongDescriptor,
