@@ -32,8 +32,8 @@ pub fn memory(status: &Status) -> Option<Finding> {
     status.disks.iter().any(|disk| needs_memory(status, disk)).then(|| match status.memory.guest_bytes {
         0 => Finding::failed(
             "guest memory",
-            "none of it is shared with this process, so its disks do not work",
-            "libvirt: <memoryBacking> as `remoca xml` prints it. QEMU: memory-backend-memfd,share=on",
+            "none of it is shared with this process: its disks do not work, or it has not begun to use them (paused, in its firmware)",
+            "If it runs: libvirt: <memoryBacking> as `remoca xml` prints it. QEMU: memory-backend-memfd,share=on",
         ),
         bytes => Finding::ok("guest memory", format!("{} shared", show_size(bytes))),
     })
