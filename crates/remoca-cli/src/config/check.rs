@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// If there is a problem; all of them have been written to standard output.
 pub fn run(names: &[String], folder: &Path) -> Result<()> {
+    if !folder.is_dir() {
+        bail!("there is no folder {}, so nothing is configured, or --config names another one", folder.display());
+    }
     let all = vms(folder)?;
     if let Some(name) = names.iter().find(|name| !all.contains(name)) {
         bail!("there is no {}: the VM `{name}` is not configured", vm_path(folder, name).display());

@@ -310,6 +310,8 @@ fn what_the_files_say_holds() {
     let check = run(&["config", "check", "--config", config.path().to_str().unwrap()]);
     let said = String::from_utf8(check.stdout).unwrap();
     assert!(said.contains("b.toml:3: weight: `heavy`") && !said.contains("a.toml"), "{said}");
+    let nowhere = config.path().join("nowhere").display().to_string();
+    expect_refusal(&run(&["config", "check", "--config", &nowhere]), FAILURE, &["there is no folder", "nowhere"]);
     let shown = run(&["config", "show", "a", "--origin", "--config", config.path().to_str().unwrap()]);
     let shown = String::from_utf8(shown.stdout).unwrap();
     for words in ["\n[memory]\nminimum = \"7M\"    # ", "vms/a.toml:3\n", "bound = \"none\"    # ", "remoca.toml:5\n"] {
