@@ -205,6 +205,12 @@ impl Report {
         }
         if self.bytes.guest == 0 && outcome.uses_evictions {
             notes.push("Evictions are those of the guest while the trace was recorded.".into());
+        } else if outcome.lacks_evictions {
+            notes.push(
+                "The trace has no evictions, although the VM expected some while it was recorded: what it read then is in no tier. Record it \
+                 with an agent in the guest, or while `remoca status -v` says `admission by reads`; or use --guest."
+                    .into(),
+            );
         } else if self.bytes.guest == 0 {
             notes.push(
                 "The trace has no evictions, so this is a cache into which reads are admitted. Guest memory in front of it \

@@ -49,6 +49,9 @@ pub struct Outcome {
     pub is_footprint_estimated: bool,
     /// Whether evictions of the trace were used.
     pub uses_evictions: bool,
+    /// Whether evictions were to come while some reads were recorded, as for an agent that never reported, and none came: these reads
+    /// were not admitted.
+    pub lacks_evictions: bool,
     /// Whether reads of parts of blocks were counted as misses.
     pub has_partial: bool,
     pub curve: Vec<CurvePoint>,
@@ -66,7 +69,7 @@ impl Simulation {
             false => self.ids.len() as u64 * self.setup.one_of.max(1),
         };
         let curve = self.curve_points(footprint);
-        let Self { cache, mut blocks, requests, has_evictions, has_partial, setup, is_curve_alone, .. } = self;
+        let Self { cache, mut blocks, requests, has_evictions, has_expected, has_partial, setup, is_curve_alone, .. } = self;
         let mut requests = Some(requests);
         let (mut passed_over, mut ends_bimodal) = (None, None);
         let traffic = match cache {
@@ -100,6 +103,7 @@ impl Simulation {
             footprint,
             is_footprint_estimated: is_curve_alone,
             uses_evictions: has_evictions,
+            lacks_evictions: has_expected && !has_evictions && setup.guest == 0,
             has_partial,
             curve,
             memory_bytes,

@@ -25,6 +25,8 @@ pub struct Simulation {
     pub(super) blocks: BlockCounts,
     pub(super) requests: RequestCounts,
     pub(super) has_evictions: bool,
+    /// Whether reads were recorded while evictions were to come, so that they were not admitted.
+    pub(super) has_expected: bool,
     pub(super) has_partial: bool,
     /// Whether the sampled curve is all that is wanted, so that no more memory than it needs is taken.
     pub(super) is_curve_alone: bool,
@@ -62,6 +64,7 @@ impl Simulation {
             blocks: BlockCounts::default(),
             requests: RequestCounts::default(),
             has_evictions: false,
+            has_expected: false,
             has_partial: false,
             is_curve_alone: setup.guest == 0
                 && setup.tiers == Pages::default()
@@ -83,6 +86,7 @@ impl Simulation {
     /// # Errors
     /// If the trace has more blocks than may be followed.
     pub fn take(&mut self, batch: &Batch) -> Result<(), TooManyBlocks> {
+        self.has_expected |= batch.sees_evictions && batch.records.iter().any(|record| record.op == TracedOp::Read);
         if self.is_curve_alone {
             batch.records.iter().for_each(|record| self.sample(record, batch.sees_evictions));
             return Ok(());

@@ -285,6 +285,18 @@ fn the_engines_policy_moves_pages_between_the_tiers() {
     assert_eq!(of(setup(0, 0, 4), PolicyKind::Adaptive, records, false), (0, 2, 6));
 }
 
+/// As of a VM with an eviction port whose agent never reported.
+#[test]
+fn evictions_that_were_to_come_and_did_not_are_missed() {
+    let of = |guest, ops: &[TracedOp], sees_evictions| {
+        let records = ops.iter().map(|op| record(*op, 1, 1)).collect();
+        simulate(setup(guest, 4, 4), &[Batch { records, sees_evictions, ..Batch::default() }]).lacks_evictions
+    };
+    let reads = [TracedOp::Read, TracedOp::Read];
+    assert!(of(0, &reads, true) && !of(0, &reads, false) && !of(4, &reads, true));
+    assert!(!of(0, &[TracedOp::Read, TracedOp::Evicted], true) && !of(0, &[TracedOp::Write], true));
+}
+
 /// A read of many blocks takes as long as its slowest, which a sample may not have.
 #[test]
 fn a_sample_tells_nothing_of_requests() {
