@@ -75,7 +75,9 @@ impl Peer {
         let connector = Connector::new(secret)?;
         Self::start(wake, move || {
             let deadline = Instant::now() + SILENCE_MAX;
-            let cannot = |error| io::Error::other(format!("{endpoint} cannot be reached: {error}"));
+            // Whoever tells of it names the address.
+            let remedy = "Does a VM process with --incoming wait there?";
+            let cannot = |error| io::Error::other(format!("it cannot be reached: {error}. {remedy}"));
             let socket = endpoint.connect(SILENCE_MAX).map_err(cannot)?;
             connector.connect(socket, deadline).map_err(|error| io::Error::other(with_remedy(&error)))
         })
