@@ -293,11 +293,7 @@ fn what_cannot_be_added_or_removed_changes_nothing() {
     let refused = vm.add("data", "more.img");
     expect_refusal(&refused, 1, &["has a disk data already"]);
     let refused = vm.add("copy", "data.img");
-    expect_refusal(
-        &refused,
-        1,
-        &["copy is not added, and nothing has changed", "data.img is given twice"],
-    );
+    expect_refusal(&refused, 1, &["copy is not added, and nothing has changed", "data.img is given twice"]);
     assert!(!vm.path("copy").exists(), "its socket is left behind");
     let refused = vm.add("none", "none.img");
     expect_refusal(&refused, 1, &["nothing has changed", "none.img"]);

@@ -330,7 +330,10 @@ fn what_the_files_say_holds() {
         ("[host]\ntotal = '64'\n", "remoca.toml:3: [host]: these options cannot be used: a total of 64 bytes"),
         ("[host]\ntotal = '64M'\nguests = true\n", "needs --tier local"),
         ("[host]\ntotal = '64M'\ntier = 'local'\nguests = true\nreserve = '1M'\n", "at least 2M"),
-        ("[host]\ntier = 'both'\n", "remoca.toml:3: tier: invalid value 'both' for 'tier <TIER>' [possible values: local, remote]"),
+        (
+            "[host]\ntier = 'both'\n",
+            "remoca.toml:3: tier: invalid value 'both' for 'tier <TIER>' [possible values: local, remote]",
+        ),
         ("[serve]\nlisten = 'tcp:a:1'\nmemory = '3M'\n", "remoca.toml:3: [serve]: these options cannot be used"),
         ("[serve]\nlisten = 'tcp:a:1'\nmemory = '2M'\nquota = '4M'\n", "--quota"),
     ] {

@@ -642,7 +642,11 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
     let key = key(machine.folder.path());
     let key = key.to_str().unwrap();
     let migrate = |to: &str| run(&["migrate", control, "--to", to, "--key", key]);
-    expect_refusal(&migrate(&address(&machine, "nowhere")), 1, &["nowhere/in: it cannot be reached", "--incoming wait there"]);
+    expect_refusal(
+        &migrate(&address(&machine, "nowhere")),
+        1,
+        &["nowhere/in: it cannot be reached", "--incoming wait there"],
+    );
     expect_refusal(&run(&["migrate", control, "--abort"]), 1, &["nothing to abort"]);
     expect_refusal(&run(&["migrate", control, "--take-back"]), 1, &["the disks are here"]);
     machine.setup().named = false;

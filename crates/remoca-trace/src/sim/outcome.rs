@@ -69,7 +69,9 @@ impl Simulation {
             false => self.ids.len() as u64 * self.setup.one_of.max(1),
         };
         let curve = self.curve_points(footprint);
-        let Self { cache, mut blocks, requests, has_evictions, has_expected, has_partial, setup, is_curve_alone, .. } = self;
+        let Self {
+            cache, mut blocks, requests, has_evictions, has_expected, has_partial, setup, is_curve_alone, ..
+        } = self;
         let mut requests = Some(requests);
         let (mut passed_over, mut ends_bimodal) = (None, None);
         let traffic = match cache {
