@@ -14,7 +14,6 @@ use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::lock::ImageLock;
 use remoca_protocol::port::PORT_SERIAL;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// What an operator does to change what a running process cannot.
@@ -201,31 +200,6 @@ fn refuse_shared_names(options: &Options) -> Result<()> {
     names.sort();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
         Some(pair) => bail!("the name {} is given twice: give each disk its own with name=", pair[0]),
-        None => Ok(()),
-    }
-}
-
-/// Refuses the image of a disk that another disk of this VM has: whoever opens it would be told that "another process" has it, and to
-/// stop that one.
-pub(super) fn refuse_shared_image(spec: &DiskOptions, position: u16, options: &Options) -> Result<()> {
-    // Servers of NBD images decide for themselves who may have one.
-    let file = |disk: &DiskOptions| {
-        let metadata = (!is_nbd_uri(&disk.image)).then(|| std::fs::metadata(&disk.image).ok()).flatten();
-        metadata.map(|metadata| (metadata.dev(), metadata.ino()))
-    };
-    let Some(own) = file(spec) else { return Ok(()) };
-    let may_share = |disk: &DiskOptions| disk.read_only && spec.read_only;
-    let is_rival = |disk: &DiskOptions, at: u16| at != position && !may_share(disk) && file(disk) == Some(own);
-    match options.disks.iter().zip(0..).find(|(disk, at)| is_rival(disk, *at)) {
-        Some((other, at)) => {
-            let text = format!(
-                "{} is given twice: it is the image of {} and of {}. Give each disk its own",
-                spec.image,
-                spec.name_at(position),
-                other.name_at(at)
-            );
-            Err(anyhow!(text).context(WrongOptions))
-        }
         None => Ok(()),
     }
 }

@@ -1,6 +1,5 @@
 //! Images and sockets of the disks and of the port, opened as the options say, or as a previous program left them.
 
-use super::check::refuse_shared_image;
 use super::exports::{Address, Exports};
 use super::inherited::{self, FormerStore, Inherited, StoreTarget};
 use super::options::{DiskOptions, Options, PortOptions, QUEUES_DEFAULT, is_nbd_uri};
@@ -23,7 +22,7 @@ use remoca_store::{
     Store, UringUse, VacantStore, format,
 };
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -198,6 +197,31 @@ fn open_disk(
         frontend,
         traffic,
     })
+}
+
+/// Refuses the image of a disk that another disk of this VM has: whoever opens it would be told that "another process" has it, and to
+/// stop that one.
+pub(super) fn refuse_shared_image(spec: &DiskOptions, position: u16, options: &Options) -> Result<()> {
+    // Servers of NBD images decide for themselves who may have one.
+    let file = |disk: &DiskOptions| {
+        let metadata = (!is_nbd_uri(&disk.image)).then(|| std::fs::metadata(&disk.image).ok()).flatten();
+        metadata.map(|metadata| (metadata.dev(), metadata.ino()))
+    };
+    let Some(own) = file(spec) else { return Ok(()) };
+    let may_share = |disk: &DiskOptions| disk.read_only && spec.read_only;
+    let is_rival = |disk: &DiskOptions, at: u16| at != position && !may_share(disk) && file(disk) == Some(own);
+    match options.disks.iter().zip(0..).find(|(disk, at)| is_rival(disk, *at)) {
+        Some((other, at)) => {
+            let text = format!(
+                "{} is given twice: it is the image of {} and of {}. Give each disk its own",
+                spec.image,
+                spec.name_at(position),
+                other.name_at(at)
+            );
+            Err(anyhow!(text).context(WrongOptions))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Refuses an image of a size that a disk with these options cannot have. One that `is_known` is used as far as it can be.
