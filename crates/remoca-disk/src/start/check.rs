@@ -4,7 +4,8 @@
 use super::exports::{self, Address};
 use super::inherited;
 use super::open::{
-    check_size, guests_sockets, offers, open_store, predecessor_died, refuse_other_formats, store_target, vhost_config,
+    check_size, guests_sockets, offers, open_store, predecessor_died, refuse_other_formats, refuse_shared_image,
+    store_target, vhost_config,
 };
 use super::options::{DiskOptions, Options, PortOptions, is_nbd_uri};
 use super::settings::checked_cache;
