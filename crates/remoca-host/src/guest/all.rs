@@ -57,6 +57,8 @@ struct Known {
     called_at: Option<Instant>,
     /// What it said last, and when.
     latest: Option<(Instant, Said)>,
+    /// Whether a look has heard that.
+    is_heard: bool,
     /// Size that its guest is to be told when it is free.
     next_bytes: Option<u64>,
 }
@@ -118,6 +120,7 @@ impl Monitors {
             is_prompt: true,
             called_at: None,
             latest: None,
+            is_heard: false,
             next_bytes: None,
         };
         self.all.insert(vm.into(), known);
@@ -139,7 +142,8 @@ impl Monitors {
                 self.begin(&vm, Call::Read);
             }
         }
-        asked.into_iter().filter_map(|vm| Some((vm.clone(), self.all.get(&vm)?.said(began, self.fresh_for)))).collect()
+        let fresh_for = self.fresh_for;
+        asked.into_iter().filter_map(|vm| Some((vm.clone(), self.all.get_mut(&vm)?.hear(began, fresh_for)))).collect()
     }
 
     /// Reads monitors that are waited for, some at a time. Leaves out those for which there is no room or no time, because too many others
@@ -260,6 +264,7 @@ impl Monitors {
         match result {
             Answer::Read(said) if known.next_bytes.is_none() => {
                 known.latest = Some((at, said.map_err(Unusable::shortened)));
+                known.is_heard = false;
             }
             Answer::Set(bytes, Err(why)) if known.next_bytes.is_none() => {
                 self.failed.push((vm.clone(), bytes, shortened(why)));
@@ -274,6 +279,12 @@ impl Monitors {
 }
 
 impl Known {
+    /// Returns what it says now, as [`Self::said`], and marks what an earlier look has heard: that is one answer, however often it counts.
+    fn hear(&mut self, began: Instant, fresh_for: Duration) -> Said {
+        let is_repeated = std::mem::replace(&mut self.is_heard, true);
+        self.said(began, fresh_for).map(|memory| GuestMemory { is_repeated, ..memory })
+    }
+
     /// Returns what it says now, in a look that `began` then.
     fn said(&self, began: Instant, fresh_for: Duration) -> Said {
         if let Some(twin) = &self.twin {

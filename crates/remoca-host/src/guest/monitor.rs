@@ -25,6 +25,8 @@ pub struct GuestMemory {
     pub held: Option<String>,
     /// Whether it is on its way to another host, with the size that its balloon is told until then.
     pub leaves: bool,
+    /// Whether an earlier look heard this already: the monitor is late, and its answer still counts.
+    pub is_repeated: bool,
 }
 
 /// What a guest says about its shortage of memory. Rates are those since the last reading.

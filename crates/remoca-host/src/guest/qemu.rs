@@ -53,7 +53,8 @@ impl Monitor for Qemu {
         let actual_bytes = asked.number("query-balloon", "actual")?.saturating_sub(plugged.counted_bytes);
         let told = asked.told(&devices)?;
         let (available_bytes, pressure) = self.statistics.hear(Instant::now(), told, actual_bytes);
-        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held, leaves })
+        let nothing = GuestMemory::default();
+        checked(GuestMemory { boot_bytes, actual_bytes, available_bytes, pressure, held, leaves, ..nothing })
     }
 
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {

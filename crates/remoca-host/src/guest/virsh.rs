@@ -86,7 +86,8 @@ impl Monitor for Virsh {
         let (available_bytes, pressure) = self.statistics.hear(Instant::now(), said.told, actual_bytes);
         // Libvirt lets a size wait for the end of a migration.
         let leaves = false;
-        checked(GuestMemory { boot_bytes, actual_bytes, resident_bytes: None, available_bytes, pressure, held, leaves })
+        let nothing = GuestMemory::default();
+        checked(GuestMemory { boot_bytes, actual_bytes, available_bytes, pressure, held, leaves, ..nothing })
     }
 
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String> {

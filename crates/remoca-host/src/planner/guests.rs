@@ -122,8 +122,8 @@ impl KnownGuest {
         // It may have been booted with less. Its balloon would be told for ever what it cannot follow.
         sizes.asked_bytes = sizes.asked_bytes.min(memory.boot_bytes);
         self.unusable = None;
+        self.answers = self.answers.saturating_add(u32::from(!memory.is_repeated));
         self.memory = Some(memory);
-        self.answers = self.answers.saturating_add(1);
     }
 
     /// Takes what its VM process says of the memory that it takes of the host.

@@ -169,6 +169,21 @@ fn a_late_answer_counts_beyond_the_next_look_at_all() {
 }
 
 #[test]
+fn a_late_answer_is_new_at_one_look_only() {
+    let mut monitors = Monitors::with_patience(NONE, FOR_EVER);
+    let qemu = add(&mut monitors, "a");
+    assert!(monitors.read(|_| true)["a"].is_err());
+    for actual in [5, 6] {
+        qemu.says.send(memory(actual)).unwrap();
+        wait_for(&mut monitors, "a");
+        for is_repeated in [false, true, true] {
+            let said = monitors.read(|_| true)["a"].clone().unwrap();
+            assert_eq!((said.actual_bytes, said.is_repeated), (actual, is_repeated));
+        }
+    }
+}
+
+#[test]
 fn monitors_come_and_go_with_their_vms() {
     let folder = tempfile::tempdir().unwrap();
     let address = |name: &str| Address::Qmp(folder.path().join(name));

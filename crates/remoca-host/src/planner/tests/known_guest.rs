@@ -153,6 +153,23 @@ fn what_somebody_else_took_from_a_guest_that_lends_is_no_longer_its_own() {
     assert_eq!(looks(80, 80, false, 3), (108, 80, 28));
 }
 
+/// A size may be read while it changes, and count for twelve seconds if the monitor is late.
+#[test]
+fn one_answer_is_no_sign_that_somebody_else_took_memory_however_many_looks_hear_it() {
+    let (mut guest, asked_bytes) = (guest(), 100 * UNIT);
+    guest.ask(asked_bytes);
+    let mut looks = |actual: u64, is_repeated: bool| {
+        guest.hear(Ok(GuestMemory { is_repeated, ..memory(actual * UNIT) }));
+        guest.hear_resident(START.now, Some(40 * UNIT));
+        guest.note_shrunk(false, UNIT);
+        guest.sizes.unwrap().base_bytes / UNIT
+    };
+    for (actual, is_repeated) in [(100, false), (60, false), (60, true), (60, true)] {
+        assert_eq!(looks(actual, is_repeated), 128);
+    }
+    assert_eq!(looks(60, false), 88, "a second answer");
+}
+
 #[test]
 fn what_somebody_else_gave_is_its_own() {
     let enlarged = GuestMemory { boot_bytes: 2 * HOME, ..memory(HOME + 12 * UNIT) };
