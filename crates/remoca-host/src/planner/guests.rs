@@ -67,6 +67,8 @@ pub(super) struct KnownGuest {
     /// When it got memory from the reserve last, and how much since the reserve was full.
     pub(super) relieved_at: Option<Duration>,
     pub(super) relieved_bytes: u64,
+    /// Whether what it was promised last was less than it was due, because others had left no more.
+    pub(super) is_leftover: bool,
     /// What this daemon promised it last, and whether that was for its minimum.
     pub(super) promised_bytes: u64,
     pub(super) is_for_minimum: bool,
@@ -99,6 +101,7 @@ impl KnownGuest {
             returned_at: None,
             relieved_at: None,
             relieved_bytes: 0,
+            is_leftover: false,
             promised_bytes: 0,
             is_for_minimum: false,
         }

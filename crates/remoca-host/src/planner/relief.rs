@@ -2,7 +2,7 @@
 //!
 //! 1. A guest gets at most what was taken from it, so one that lies gains nothing but its own.
 //! 2. It gets at most half of the reserve until that is full again, and something once in a window only. Those that wait for it longest come
-//!    first.
+//!    first. One that gets less because others have left no more keeps its place.
 //! 3. A guest whose balloon may be at work on less than counts as its own is told again: that is in no reserve.
 //! 4. A promise whose command was not sent is taken back: when its guest is told next, another one may have taken back its own.
 //! 5. A guest that has less than its minimum, because the operator has raised that, gets what it lacks once in a window, as far as half of
@@ -68,11 +68,13 @@ impl Planner {
                 continue;
             };
             let most = self.claim(at.now, &name, terms.reserve_bytes);
+            let is_leftover = most < self.due(&name, terms.reserve_bytes);
             if is_taken_from || most > 0 || is_owed {
                 // What is on its way back to it goes on.
                 if lends {
                     self.drop_exchange(at, &name, "its guest is short of memory");
                 }
+                self.guests.get_mut(&name).into_iter().for_each(|guest| guest.is_leftover = is_leftover);
                 self.promise(at, &name, format!("it is short of memory: {why}"), most);
             }
         }
@@ -145,6 +147,7 @@ impl Planner {
                 false => "it has less than its minimum (guest-minimum)",
             };
             if short > 0 {
+                self.guests.get_mut(&name).into_iter().for_each(|guest| guest.is_leftover = false);
                 self.promise(at, &name, why.into(), short);
                 self.guests.get_mut(&name).into_iter().for_each(KnownGuest::note_for_minimum);
             }
@@ -175,7 +178,19 @@ impl Planner {
         if guest.was_relieved(now, self.settings.window) {
             return 0;
         }
-        let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(self.help_left(now, reserve_bytes));
+        let left = self.help_left(now, reserve_bytes);
+        // It keeps its place if that is less than it is due, but gets so little once in a window as well.
+        if left < self.due(name, reserve_bytes) && guest.was_told(now, self.settings.window) {
+            return 0;
+        }
+        let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(left);
+        most - most % HELP_UNIT
+    }
+
+    /// Returns how much a guest that is short of memory gets when it is its turn: half of the reserve, or what it lacks.
+    fn due(&self, name: &str, reserve_bytes: u64) -> u64 {
+        let Some(guest) = self.guests.get(name) else { return 0 };
+        let most = (reserve_bytes / 2).saturating_sub(guest.relieved_bytes).min(guest.taken());
         most - most % HELP_UNIT
     }
 
@@ -218,7 +233,7 @@ impl Planner {
         // It counts as given from now on.
         guest.ask(to_bytes);
         guest.promised_bytes = bytes;
-        guest.note_relief(at, spared, bytes > 0);
+        guest.note_relief(at, spared, bytes > 0 && !guest.is_leftover);
         guest.is_for_minimum = false;
         guest.relieved_bytes = guest.relieved_bytes.saturating_add(bytes);
         self.reliefs.push(Move {
@@ -242,7 +257,7 @@ impl Planner {
         self.awaited_at = at.now;
         let spared = LEFT_WINDOWS * self.settings.window;
         if let Some(guest) = self.guests.get_mut(&step.vm) {
-            guest.note_relief(at, spared, is_help);
+            guest.note_relief(at, spared, is_help && !guest.is_leftover);
             guest.ask(step.bytes);
         }
         Some(step)

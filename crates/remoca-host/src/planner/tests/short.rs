@@ -43,15 +43,19 @@ fn a_vm_that_never_answered_costs_no_guest_its_help_and_the_host_no_more_than_th
     assert_eq!(guests(&world), 4 * HOME, "{:?}", world.guests);
 }
 
-/// The reserve has two halves. By their names, the first four would share it until they lack nothing.
-#[test]
-fn of_many_guests_that_are_short_of_memory_each_is_helped_before_one_is_helped_twice() {
-    const LENT: u64 = 40;
-    let vms = [235, 1, 1, 1, 1, 1].map(|units| Process::new(Shape::Flat(50), Nature::Honest, units));
-    let mut world = World::with(with_guests(60, 20), vms.into());
+/// What each guest of [`lent_to_the_first`] has lent, in units.
+const LENT: u64 = 40;
+
+/// Returns VMs whose guests are short of memory at once. What they lent is in the cache of the first VM, which has so many units.
+fn lent_to_the_first(units: u64, guests: usize, reserve_bytes: u64) -> World {
+    let mut vms = vec![Process::new(Shape::Flat(50), Nature::Honest, units)];
+    vms.resize(1 + guests, Process::new(Shape::Flat(50), Nature::Honest, 1));
+    let mut settings = with_guests(60, 20);
+    settings.guests.as_mut().unwrap().reserve_bytes = reserve_bytes;
+    let mut world = World::with(settings, vms);
     let mut record = world.planner.record();
     record.round = Round { phase: Phase::Rest, since_s: world.at.unix_s };
-    for number in 1..6 {
+    for number in 1..=guests {
         let name = format!("vm{number}");
         let mut guest = Guest::new(Manner::Honest, HOME);
         let less = (HOME - LENT) * UNIT;
@@ -64,11 +68,35 @@ fn of_many_guests_that_are_short_of_memory_each_is_helped_before_one_is_helped_t
     world.run(3, |_| {});
     assert!(world.steps.is_empty(), "{:?}", world.steps);
     world.guests.values_mut().for_each(|guest| guest.manner = ALWAYS);
+    world
+}
+
+/// Returns the least and the most that a guest of [`lent_to_the_first`] has got, in bytes.
+fn got(world: &World) -> (u64, u64) {
+    let got = || world.guests.values().map(|guest| guest.target + LENT * UNIT - HOME * UNIT);
+    (got().min().unwrap(), got().max().unwrap())
+}
+
+/// The reserve has two halves. By their names, the first four would share it until they lack nothing.
+#[test]
+fn of_many_guests_that_are_short_of_memory_each_is_helped_before_one_is_helped_twice() {
+    let mut world = lent_to_the_first(235, 5, 20 * UNIT);
     world.run(100, |world| {
         assert!(world.taken_of_host() <= signed(60 * UNIT));
-        let got = || world.guests.values().map(|guest| guest.target / UNIT + LENT - HOME);
-        let (least, most) = (got().min().unwrap(), got().max().unwrap());
-        assert!(least > 0 || most <= 10, "{:?}", world.steps);
+        let (least, most) = got(world);
+        assert!(least > 0 || most <= 10 * UNIT, "{:?}", world.steps);
+    });
+    assert!(world.guests.values().all(|guest| guest.target == HOME * UNIT), "{:?}", world.guests);
+}
+
+/// Two get 20 MiB each time, and the third one 2: it would be the last one for ever.
+#[test]
+fn a_guest_that_gets_only_what_others_have_left_keeps_its_place() {
+    let mut world = lent_to_the_first(156, 3, 41 << 20);
+    world.run(100, |world| {
+        assert!(world.taken_of_host() <= signed(60 * UNIT));
+        let (least, most) = got(world);
+        assert!(most - least <= 22 << 20, "{:?}", world.steps);
     });
     assert!(world.guests.values().all(|guest| guest.target == HOME * UNIT), "{:?}", world.guests);
 }
