@@ -1,7 +1,6 @@
 //! `remoca config check`: every problem of every file.
 
 use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
-use crate::settings::schema::Schema;
 use crate::settings::{Files, host_path, vm_path};
 use crate::{disk, host, memory, serve};
 use anyhow::{Context, Result, bail};
@@ -150,9 +149,9 @@ fn of_host(text: &Text) -> Vec<Problem> {
     for (table, schema) in [(SERVE, serve::schema()), (HOST, host::schema()), (MEMORY, memory::schema())] {
         add_new(&mut problems, text.host(table, &schema).1);
     }
-    let tables: [(&str, Schema, fn(&Settings) -> Result<()>); 2] =
-        [(SERVE, serve::schema(), serve::check), (HOST, host::schema(), host::check)];
-    for (table, schema, check) in tables {
+    type Check = fn(&Settings) -> Result<()>;
+    for (table, schema, check) in [(SERVE, serve::schema(), serve::check as Check), (HOST, host::schema(), host::check)]
+    {
         let (settings, wrong) = text.host(table, &schema);
         let Some(line) = settings.entries.values().map(|entry| entry.place.line).min() else { continue };
         if wrong.is_empty()
