@@ -35,6 +35,9 @@ use crate::pool::ResizeRefusal;
 const SLICE_CHUNKS: usize = 8;
 /// Pause between two pieces that are punched, in which other threads that want this processor run.
 const PIECE_PAUSE: Duration = Duration::from_micros(50);
+/// Time of punching that a pause follows. A piece of small pages takes longer. Most pieces of a large file may have no memory: each of them
+/// takes much less than a pause, and there are 65,536 to a TiB.
+const PAUSE_AFTER: Duration = Duration::from_micros(200);
 /// Number of times that memory is punched which a client keeps using, and the pause between them.
 const PUNCHES_MAX: u32 = 50;
 const PUNCH_PAUSE: Duration = Duration::from_millis(10);
@@ -422,8 +425,12 @@ impl MappedPool {
             let (pool, time) = (Arc::clone(self), self.helpers.punching);
             let punched = self.blocking(move || {
                 let began = Instant::now();
+                let mut rested = began;
                 pool.memory.punch_while(from, &mut || {
-                    std::thread::sleep(PIECE_PAUSE);
+                    if rested.elapsed() >= PAUSE_AFTER {
+                        std::thread::sleep(PIECE_PAUSE);
+                        rested = Instant::now();
+                    }
                     began.elapsed() < time
                 })
             });
@@ -567,6 +574,25 @@ mod tests {
             assert_eq!(other.await.unwrap(), 3 * 4096, "one piece of four is punched");
             change.await.unwrap().unwrap();
             assert_eq!((pool.allocated(), arena.free_pages()), (0, all));
+        });
+    }
+
+    /// A file is as large as the pool may become, here 4 TiB. With a pause for each piece of it the client would be without an
+    /// answer for at least 13 s, and takes a server for gone after five.
+    #[test]
+    fn a_small_pool_that_may_become_large_is_punched_without_pauses() {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let arena = Arena::new(64 << 20, PageLocking::Unlocked, &mut |_| ()).unwrap();
+            let identity =
+                Identity { token: Token([1; 16]), server_id: ServerId([2; 16]), generation: PoolGeneration(3) };
+            let helpers = Arc::new(Helpers::new());
+            let pool = Arc::new(MappedPool::new(identity, arena, helpers, PageCount(1 << 30)).unwrap());
+            Arc::clone(&pool).resize(PageCount(2)).await.unwrap();
+            let began = Instant::now();
+            Arc::clone(&pool).resize(PageCount(1)).await.unwrap();
+            assert_eq!(pool.allocated(), 1);
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         });
     }
 }
