@@ -193,6 +193,18 @@ fn the_curve_of_the_only_disk_goes_with_it() {
     }
 }
 
+/// What was looked at for reads of the former disk says nothing of it. Nobody asks for a curve in between.
+#[test]
+fn the_next_disk_of_a_number_has_a_curve_from_its_first_read() {
+    let mut bench = of_disk_alone();
+    read(&mut bench, DISK, 1, 1);
+    bench.engine.remove_disk(DISK);
+    bench.timer();
+    bench.engine.describe_disk(DISK, 1 << 30, false);
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(hits(&mut bench, Some(DISK)), Some((vec![0; 4], 1)));
+}
+
 #[test]
 fn of_many_disks_the_first_ones_have_curves() {
     let disks = 18;
