@@ -207,8 +207,9 @@ impl Report {
             notes.push("Evictions are those of the guest while the trace was recorded.".into());
         } else if outcome.lacks_evictions {
             notes.push(
-                "The trace has no evictions, although the VM expected some while it was recorded: what it read then is in no tier. Record it \
-                 with an agent in the guest, or while `remoca status -v` says `admission by reads`; or use --guest."
+                "The trace has no evictions, although the VM expected some, at least for a part of it: what was read then is in \
+                 no tier; what was read later is admitted. Record it with an agent in the guest, or while `remoca status -v` \
+                 says that the admission is by reads; or use --guest."
                     .into(),
             );
         } else if self.bytes.guest == 0 {

@@ -141,6 +141,11 @@ fn an_image_in_use_by_another_remoca() {
     let disk = |name: &str| format!("image={image},socket={}", scene.path(name).display());
     let [a, b] = [disk("socket"), disk("socket2")];
     scene.expect(&["--disk", &a, "--disk", &b], CONFIGURATION, &["image is given twice", "disk0", "disk1"]);
+    // Also not by two names, as a block device has below /dev/disk.
+    let link = scene.path("link");
+    std::os::unix::fs::symlink(&scene.image, &link).unwrap();
+    let c = format!("image={},socket={}", link.display(), scene.path("socket2").display());
+    scene.expect(&["--disk", &a, "--disk", &c], CONFIGURATION, &["image is given twice", "link)"]);
     // Several readers are allowed.
     let mut first = scene.start(&["--read-only"]);
     let mut reader = Program::start(command(REMOCA).args(second).arg("--read-only"), &scene.path("log2"));

@@ -212,8 +212,9 @@ pub(super) fn refuse_shared_image(spec: &DiskOptions, position: u16, options: &O
     let is_rival = |disk: &DiskOptions, at: u16| at != position && !may_share(disk) && file(disk) == Some(own);
     match options.disks.iter().zip(0..).find(|(disk, at)| is_rival(disk, *at)) {
         Some((other, at)) => {
+            let by = if other.image == spec.image { String::new() } else { format!(" (as {})", other.image) };
             let text = format!(
-                "{} is given twice: it is the image of {} and of {}. Give each disk its own",
+                "{} is given twice: it is the image of {} and of {}{by}. Give each disk its own",
                 spec.image,
                 spec.name_at(position),
                 other.name_at(at)
