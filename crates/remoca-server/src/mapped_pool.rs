@@ -576,23 +576,4 @@ mod tests {
             assert_eq!((pool.allocated(), arena.free_pages()), (0, all));
         });
     }
-
-    /// A file is as large as the pool may become, here 4 TiB. With a pause for each piece of it the client would be without an
-    /// answer for at least 13 s, and takes a server for gone after five.
-    #[test]
-    fn a_small_pool_that_may_become_large_is_punched_without_pauses() {
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        LocalSet::new().block_on(&runtime, async {
-            let arena = Arena::new(64 << 20, PageLocking::Unlocked, &mut |_| ()).unwrap();
-            let identity =
-                Identity { token: Token([1; 16]), server_id: ServerId([2; 16]), generation: PoolGeneration(3) };
-            let helpers = Arc::new(Helpers::new());
-            let pool = Arc::new(MappedPool::new(identity, arena, helpers, PageCount(1 << 30)).unwrap());
-            Arc::clone(&pool).resize(PageCount(2)).await.unwrap();
-            let began = Instant::now();
-            Arc::clone(&pool).resize(PageCount(1)).await.unwrap();
-            assert_eq!(pool.allocated(), 1);
-            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-        });
-    }
 }
