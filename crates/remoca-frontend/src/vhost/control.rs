@@ -108,6 +108,16 @@ impl ControlThread {
         self.shared.is_kept.load(Ordering::SeqCst)
     }
 
+    /// Ends a pause, or the wish for one. After a pause the connection counts as kept once the store has it again: a program that was to
+    /// take over may have emptied it.
+    pub fn end_pause(&self) {
+        let _connection = lock(&self.shared.connection);
+        if self.shared.pause.has_begun() {
+            self.shared.is_kept.store(false, Ordering::SeqCst);
+        }
+        self.shared.pause.end();
+    }
+
     /// Returns whether no front end can connect any longer.
     pub fn is_finished(&self) -> bool {
         self.shared.finished.load(Ordering::Acquire)

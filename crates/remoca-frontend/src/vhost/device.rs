@@ -416,7 +416,7 @@ impl VhostDevice {
     /// Answers the front end again.
     pub fn end_pause(&self) {
         if let Some(control) = &self.control {
-            control.pause().end();
+            control.end_pause();
         }
     }
 
