@@ -35,9 +35,8 @@ use crate::pool::ResizeRefusal;
 const SLICE_CHUNKS: usize = 8;
 /// Pause between two pieces that are punched, in which other threads that want this processor run.
 const PIECE_PAUSE: Duration = Duration::from_micros(50);
-/// Time of punching that a pause follows. A piece of small pages takes longer. Most pieces of a large file may have no memory: each of them
-/// takes much less than a pause, and there are 65,536 to a TiB.
-const PAUSE_AFTER: Duration = Duration::from_micros(200);
+/// Least time that a piece takes which has memory. No pause follows one that has none and takes 3 us: a file has 65,536 of them to a TiB.
+const PIECE_MIN: Duration = Duration::from_micros(20);
 /// Number of times that memory is punched which a client keeps using, and the pause between them.
 const PUNCHES_MAX: u32 = 50;
 const PUNCH_PAUSE: Duration = Duration::from_millis(10);
@@ -425,13 +424,13 @@ impl MappedPool {
             let (pool, time) = (Arc::clone(self), self.helpers.punching);
             let punched = self.blocking(move || {
                 let began = Instant::now();
-                let mut rested = began;
+                let mut piece_began = began;
                 pool.memory.punch_while(from, &mut || {
-                    if rested.elapsed() >= PAUSE_AFTER {
+                    if piece_began.elapsed() >= PIECE_MIN {
                         std::thread::sleep(PIECE_PAUSE);
-                        rested = Instant::now();
                     }
-                    began.elapsed() < time
+                    piece_began = Instant::now();
+                    piece_began - began < time
                 })
             });
             next = match punched.await {
