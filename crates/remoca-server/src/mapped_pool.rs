@@ -35,7 +35,7 @@ use crate::pool::ResizeRefusal;
 const SLICE_CHUNKS: usize = 8;
 /// Pause between two pieces that are punched, in which other threads that want this processor run.
 const PIECE_PAUSE: Duration = Duration::from_micros(50);
-/// Least time that a piece takes which has memory. No pause follows one that has none and takes 3 us: a file has 65,536 of them to a TiB.
+/// Least time that a piece takes which has memory. No pause follows one that has none: a file may have 65,536 of them to a TiB.
 const PIECE_MIN: Duration = Duration::from_micros(20);
 /// Number of times that memory is punched which a client keeps using, and the pause between them.
 const PUNCHES_MAX: u32 = 50;
