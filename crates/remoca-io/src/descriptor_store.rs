@@ -226,18 +226,17 @@ impl DescriptorStore {
     }
 
     /// Removes everything: a program that takes over in this process keeps its own. Ledgers are emptied, so that none of
-    /// them means anything if the manager does not receive the message.
+    /// them means anything if the manager does not receive the message. What it does not take is removed later, or used again.
     pub fn remove_all(&self) {
         let mut inner = self.inner();
         for ledger in inner.kept.iter().filter(|kept| kept.kind == Kind::Ledger) {
             // Fails only if it was sealed, which nobody does.
             let _ = rustix::fs::ftruncate(&ledger.fd, 0);
         }
-        let mut is_listening = true;
-        for kept in inner.kept.drain(..) {
-            is_listening = is_listening && self.send_removal(kept.kind, kept.number).is_ok();
-        }
+        inner.kept.iter_mut().for_each(|kept| kept.users = 0);
         inner.emptied += 1;
+        drop(inner);
+        let _ = self.remove_unused();
     }
 
     /// Returns how often everything was removed. What was held before the last time is gone.

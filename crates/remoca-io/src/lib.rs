@@ -13,6 +13,8 @@ pub mod fake_manager;
 pub mod file_systems;
 pub mod handover;
 pub mod key;
+#[cfg(any(test, feature = "testing"))]
+pub mod left_out;
 pub mod lock;
 pub mod narrow;
 pub mod passed;

@@ -250,7 +250,7 @@ impl Drop for LoopDevice {
 #[cfg(test)]
 mod tests {
     use std::{
-        io::{Read, Write},
+        io::Read,
         os::unix::{fs::FileExt, net::UnixStream},
     };
 
@@ -304,15 +304,7 @@ mod tests {
 
     #[test]
     fn a_loop_device_has_the_sector_size_asked_for() {
-        if !rustix::process::geteuid().is_root() {
-            let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-            let may_skip = is_set("REMOCA_SKIP_ROOT") && !is_set("CI");
-            assert!(
-                may_skip,
-                "loop devices need root: run it as root, or leave such tests out with REMOCA_SKIP_ROOT=1"
-            );
-            let mut stderr = std::io::stderr();
-            writeln!(stderr, "loop devices need root: not tested").unwrap();
+        if !remoca_io::left_out::is_root("loop devices need root") {
             return;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -148,7 +148,7 @@ pub fn parse(words: &str) -> Result<DiskOptions, String> {
             return Err(unknown(key, FIELDS.iter().map(|field| field.name)));
         };
         if given.contains(&key) {
-            return Err(format!("{key}: it is given twice: say it once, and another disk with a --disk of its own"));
+            return Err(format!("{key} is given twice: say it once, and give another disk a --disk of its own"));
         }
         given.push(key);
         (field.set)(&mut disk, value).map_err(|error| format!("{key}: {error}"))?;

@@ -6,9 +6,10 @@ use super::support::hanging_fs::HangingFs;
 use super::support::program::{
     Nbdkit, Program, REMOCA, Serve, command, expect_refusal, install, run, run_command, status,
 };
-use super::support::{PATIENCE, expect_rescanned, leave_out, wait_until};
+use super::support::{PATIENCE, expect_rescanned, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_io::handover::VARIABLE;
+use remoca_io::left_out::leave_out;
 use remoca_protocol::control::Status;
 use remoca_protocol::trace::{TracedOp, parse_trace};
 use std::io::Read;

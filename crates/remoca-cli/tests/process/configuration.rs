@@ -5,8 +5,9 @@ use super::full_disk::Small;
 use super::support::program::{
     Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run_command, status, with_run,
 };
-use super::support::{leave_out, wait_until};
+use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_io::left_out::leave_out;
 use remoca_protocol::control::PATIENCE as SILENT_TIME_MAX;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};

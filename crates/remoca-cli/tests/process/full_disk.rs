@@ -2,8 +2,9 @@
 
 use super::nbd;
 use super::support::program::{Program, REMOCA, command, status};
-use super::support::{leave_out, wait_until};
+use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_io::left_out::leave_out;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

@@ -152,6 +152,27 @@ fn an_upgrade_that_fails_at_the_last_step_keeps_the_connections() {
     go_on(machine);
 }
 
+/// The store was emptied for a program that did not start, and the manager hangs.
+#[test]
+fn after_an_upgrade_that_failed_a_connection_is_not_said_to_be_kept_before_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_server, manager, mut machine) = machine(without_hurry(folder.path()));
+    wait_until_kept(&machine);
+    let text = format!("#!/bin/sh\n{} \"$@\" && rm $0\n", binary().display());
+    let program = upgrade::script(machine.folder.path(), "vanishes", &text);
+    let hangs = manager.hang();
+    let (is_done, said) = upgrade::end(upgrade::begin(&machine.control(), Some(&program)));
+    assert!(!is_done && said.contains("new program cannot be started"), "{said}");
+    assert!(machine.status().disks.iter().all(|disk| !disk.outlives_crash));
+    drop(hangs);
+    wait_until_kept(&machine);
+    machine.program.kill();
+    machine.respawn();
+    machine.run(5);
+    assert_eq!(machine.reconnects, 0);
+    go_on(machine);
+}
+
 /// The process that is killed may only have assumed that the cache is off, and have owed a flush.
 #[test]
 fn a_write_cache_that_was_off_at_a_kill_is_flushed_once_when_it_is_switched_off_again() {

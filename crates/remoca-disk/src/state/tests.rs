@@ -7,7 +7,6 @@ use remoca_core::rules::Rules;
 use remoca_core::units::PageCount;
 use remoca_protocol::Token;
 use remoca_store::ImageStamp;
-use std::io::Write;
 
 fn config() -> EngineConfig {
     EngineConfig {
@@ -265,12 +264,7 @@ fn in_small_file_system(bytes: usize, action: impl FnOnce(&Path) + Send + 'stati
 
 #[test]
 fn what_is_of_no_use_gives_its_room_up_and_is_never_believed_again() {
-    if !rustix::process::geteuid().is_root() {
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let may_skip = is_set("REMOCA_SKIP_ROOT") && !is_set("CI");
-        assert!(may_skip, "only root can mount: run it as root, or leave such tests out with REMOCA_SKIP_ROOT=1");
-        // Not by `eprintln!`, which nobody sees of a test that passes.
-        let _ = writeln!(io::stderr(), "SKIPPED: only root can mount");
+    if !remoca_io::left_out::is_root("only root can mount") {
         return;
     }
     let large = EngineConfig { cache: PageCount(1 << 16), ..config() };

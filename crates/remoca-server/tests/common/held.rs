@@ -1,7 +1,7 @@
 //! A client that holds the lock of its file: it writes there from a page of memory that never arrives.
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::thread::JoinHandle;
@@ -63,18 +63,7 @@ impl Drop for Held {
     }
 }
 
-/// Returns whether this user may hold locks so. Without root such a test fails, unless `REMOCA_SKIP_ROOT` is set: then it is
-/// left out, and says so. With `CI` set it is never left out.
+/// Returns whether this user may hold locks so; the test is left out otherwise.
 pub fn is_root() -> bool {
-    if rustix::process::geteuid().is_root() {
-        return true;
-    }
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    assert!(
-        is_set("REMOCA_SKIP_ROOT") && !is_set("CI"),
-        "needs root for userfaultfd: run it as root, or leave such tests out with REMOCA_SKIP_ROOT=1"
-    );
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test} needs root");
-    false
+    remoca_io::left_out::is_root("needs root for userfaultfd")
 }

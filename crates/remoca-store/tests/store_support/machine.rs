@@ -1,25 +1,12 @@
 //! Block devices and mounts for tests; these need root.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Whether a test that needs loop devices and mounts can run. Without root it fails, unless `REMOCA_SKIP_ROOT` is set: then it
-/// is left out, and says so past the capture of outputs. With `CI` set it is never left out.
+/// Whether a test that needs loop devices and mounts can run; it is left out otherwise.
 pub fn is_root() -> bool {
-    if rustix::process::geteuid().is_root() {
-        return true;
-    }
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    assert!(
-        is_set("REMOCA_SKIP_ROOT") && !is_set("CI"),
-        "needs root for loop devices and mounts: run it as root, or leave such tests out with REMOCA_SKIP_ROOT=1"
-    );
-    // Not by `eprintln!`, which nobody sees of a test that passes.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test} needs root");
-    false
+    remoca_io::left_out::is_root("needs root for loop devices and mounts")
 }
 
 /// Runs a program that has to succeed; its output.

@@ -11,7 +11,6 @@ pub mod program;
 pub mod random;
 pub mod syscalls;
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Long enough for any machine, however busy. A test that waits this long has failed.
@@ -30,20 +29,6 @@ pub fn wait_at_most(patience: Duration, what: &str, mut done: impl FnMut() -> bo
         assert!(Instant::now() < give_up_at, "waited in vain: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Leaves a test out that cannot run, if `REMOCA_SKIP_ROOT` is set, and says so past the capture of outputs. Otherwise it fails, and with
-/// `CI` set always.
-#[track_caller]
-pub fn leave_out(why: &str) {
-    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    assert!(
-        is_set("REMOCA_SKIP_ROOT") && !is_set("CI"),
-        "{why}: run it as root, or leave such tests out with REMOCA_SKIP_ROOT=1"
-    );
-    // Not by `eprintln!`, which nobody sees of a test that passes.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {test}: {why}");
 }
 
 /// Expects that `remoca disk rescan` said the size of a disk, and `more`. The process also looks by itself, and may have been first.
