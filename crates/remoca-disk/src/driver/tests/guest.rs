@@ -914,6 +914,20 @@ fn a_driver_does_not_look_for_requests_that_it_does_not_accept() {
     assert!(!bench.driver.has_work());
 }
 
+/// Others that share the processor are to run between its turns.
+#[test]
+fn a_driver_rests_before_it_goes_on_with_what_nobody_waits_for() {
+    let mut bench = Bench::start();
+    // It listens to kicks, and looks once more.
+    while bench.driver.timeout().is_some_and(|timeout| timeout <= SECOND_LOOK) {
+        bench.driver.wait(&mut Vec::new()).unwrap();
+        bench.driver.turn(&[]);
+    }
+    // Something of the disk may be in each entry of the index.
+    bench.driver.vm.engine.remove_disk(DiskIndex(0));
+    assert_eq!(bench.driver.timeout(), Some(crate::driver::REST));
+}
+
 /// A measurement that was under way may have missed what the operator did. One that does not end keeps nobody for ever.
 #[test]
 fn a_rescan_waits_for_a_measurement_that_began_after_it_and_not_for_ever() {
