@@ -10,7 +10,7 @@ pub fn domain_xml(heading: &str) -> Result<DomainXml> {
     let text = std::fs::read_to_string(path)?;
     let block = block(&text, heading).ok_or_else(|| format!("docs/guests.md has no XML under '{heading}'"))?;
     let (memory_backing, devices) = block.split_once("...\n").unwrap_or(("", block));
-    Ok(DomainXml { memory_backing: memory_backing.into(), devices: devices.into() })
+    Ok(DomainXml { memory_backing: memory_backing.into(), devices: devices.into(), ..DomainXml::default() })
 }
 
 fn block<'a>(text: &'a str, heading: &str) -> Option<&'a str> {

@@ -207,6 +207,8 @@ fn idle_host() -> Result<(Host, PathBuf)> {
     Ok((host, folder))
 }
 
+const DIMM: &str = "<memory model='dimm'><target><size unit='MiB'>128</size><node>0</node></target></memory>";
+
 #[test]
 fn a_domain_of_libvirt_is_read_and_asked_by_virsh() -> Result<()> {
     unless_qemu_aborts("lends", idle_host, |host, _, libvirt| {
@@ -215,15 +217,22 @@ fn a_domain_of_libvirt_is_read_and_asked_by_virsh() -> Result<()> {
         assert!(matches!(monitor.read(), Err(Unusable::Silent(why)) if why.contains("virsh failed")));
         let mut config = GuestConfig::new("lends", 192);
         (config.balloon, config.boot_limit) = (true, LIMIT);
-        let mut guest = config.boot_under(&lab, libvirt, &DomainXml::default())?;
+        let with_slots = DomainXml { has_slots: true, ..DomainXml::default() };
+        let mut guest = config.boot_under(&lab, libvirt, &with_slots)?;
         guest.run("modprobe virtio_balloon", LIMIT)?;
         let boot = wait_for(&mut monitor, &host, "the domain is read", |memory| memory.actual_bytes == 192 * MIB)?;
         assert_eq!((boot.boot_bytes, boot.held), (192 * MIB, None));
-        monitor.set_bytes(128 * MIB)?;
-        wait_for(&mut monitor, &host, "the balloon is inflated", |memory| memory.actual_bytes == 128 * MIB)?;
+        monitor.set_bytes(160 * MIB)?;
+        wait_for(&mut monitor, &host, "the balloon is inflated", |memory| memory.actual_bytes == 160 * MIB)?;
         let told =
             |memory: &GuestMemory| memory.available_bytes.is_some() && memory.pressure.swapped_in_per_s.is_some();
         wait_for(&mut monitor, &host, "the guest tells of its memory", told)?;
+        // A DIMM is in no size, and what is lent still comes back.
+        let dimm = host.folder().join("dimm.xml");
+        std::fs::write(&dimm, DIMM)?;
+        libvirt.virsh(&["attach-device", "lends", &dimm.display().to_string(), "--live"])?;
+        let plugged = wait_for(&mut monitor, &host, "the DIMM is there", |memory| memory.held.is_some())?;
+        assert_eq!((plugged.boot_bytes, plugged.actual_bytes), (192 * MIB, 160 * MIB));
         monitor.set_bytes(192 * MIB)?;
         wait_for(&mut monitor, &host, "the balloon is deflated", |memory| memory.actual_bytes == 192 * MIB)?;
         libvirt.virsh(&["suspend", "lends"])?;

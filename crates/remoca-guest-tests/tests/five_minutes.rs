@@ -99,7 +99,7 @@ fn somebody_new_has_a_cache_under_a_guest_in_five_minutes() -> Result<()> {
     config = config.payload("remoca-agent.deb", &agent);
     config = config.payload("remoca-workload", &program::build(&lab, "remoca-lab", "remoca-workload")?);
     config.boot_limit = LIMIT;
-    let domain = DomainXml { memory_backing: memory_backing.into(), devices: devices.into() };
+    let domain = DomainXml { memory_backing: memory_backing.into(), devices: devices.into(), ..DomainXml::default() };
     let mut guest = None;
     said.note("host#", "virsh edit web1    # the lines above; then: virsh start web1", || {
         guest = Some(config.boot_under(&lab, &libvirt, &domain)?);

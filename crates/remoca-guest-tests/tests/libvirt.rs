@@ -242,7 +242,7 @@ fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
     ];
     let libvirt = Libvirt::start(folder.path(), &files)?;
     let asked = || std::fs::read_to_string(folder.path().join("asked")).unwrap_or_default();
-    let DomainXml { memory_backing, devices } = domain_xml("libvirt, vhost-user")?;
+    let DomainXml { memory_backing, devices, .. } = domain_xml("libvirt, vhost-user")?;
     let define = |name: &str, devices: &str| {
         let domain = format!(
             "<domain type='qemu'><name>{name}</name><memory unit='MiB'>64</memory>{memory_backing}<os><type>hvm</type></os><features><acpi/></features>\

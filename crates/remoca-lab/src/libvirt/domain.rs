@@ -21,6 +21,8 @@ pub struct DomainXml {
     pub memory_backing: String,
     /// Elements of `<devices>`.
     pub devices: String,
+    /// Whether DIMMs may be plugged in, for which libvirt wants slots and a NUMA node.
+    pub has_slots: bool,
 }
 
 /// A domain that was started. Its name is that of the guest.
@@ -106,14 +108,23 @@ fn domain(parts: &Parts, console: &Path, port: &Path, xml: &DomainXml) -> Result
     let command_line = qemu::kernel_command_line(config, *accelerator);
     let [root, payload, kernel, initramfs, console, port] =
         [root, payload, &image.kernel(), &image.initramfs(), console, port].map(|path| escaped(&path.display()));
-    let DomainXml { memory_backing, devices } = xml;
+    let DomainXml { memory_backing, devices, has_slots } = xml;
+    let (memory_mib, smp) = (config.memory_mib, config.smp);
+    let (most, numa) = match has_slots {
+        false => Default::default(),
+        true => (
+            format!("<maxMemory slots='2' unit='MiB'>{}</maxMemory>", memory_mib + 1024),
+            format!("<numa><cell id='0' cpus='0-{}' memory='{memory_mib}' unit='MiB'/></numa>", smp - 1),
+        ),
+    };
     let balloon = if config.balloon { "virtio" } else { "none" };
     let slots = "<controller type='pci' model='pcie-root-port'/>".repeat(12);
     Ok(format!(
         "<domain type='{kind}'>
   <name>{}</name>
-  <memory unit='MiB'>{}</memory>
-  <vcpu>{}</vcpu>
+  {most}
+  <memory unit='MiB'>{memory_mib}</memory>
+  <vcpu>{smp}</vcpu>
   {memory_backing}
   <os>
     <type arch='x86_64' machine='q35'>hvm</type>
@@ -122,7 +133,7 @@ fn domain(parts: &Parts, console: &Path, port: &Path, xml: &DomainXml) -> Result
     <cmdline>{}</cmdline>
   </os>
   <features><acpi/></features>
-  <cpu mode='{cpu}'/>
+  <cpu mode='{cpu}'>{numa}</cpu>
   <devices>
     <controller type='usb' model='none'/>
     <controller type='pci' index='0' model='pcie-root'/>{slots}
@@ -140,8 +151,6 @@ fn domain(parts: &Parts, console: &Path, port: &Path, xml: &DomainXml) -> Result
   </devices>
 </domain>",
         config.name,
-        config.memory_mib,
-        config.smp,
         escaped(&command_line),
     ))
 }
