@@ -214,6 +214,7 @@ impl World {
             (Side::Guest, Some(guest), _) => {
                 let least = guest.home / 2;
                 assert!(bytes >= guest.target.min(least), "a guest is asked to have less than its minimum: {step:?}");
+                assert!(bytes <= guest.boot, "a guest is asked to have more than it can: {step:?}");
                 self.taken_of_host() + signed(bytes.saturating_sub(guest.holds()))
             }
             (Side::Tier, _, Some(process)) => {

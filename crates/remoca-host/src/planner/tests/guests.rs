@@ -129,6 +129,8 @@ fn a_balloon_that_does_not_follow_is_told_to_stop_and_not_asked_again() {
 #[test]
 fn a_guest_that_is_short_of_memory_gets_its_own_back_from_the_reserve() {
     let mut world = two(190, [Manner::Honest, Manner::Short(0, 0)]);
+    // It was booted with more than is its own.
+    world.guest("vm1").boot = (HOME + 40) * UNIT;
     run_round(&mut world, |_| {});
     let lent = HOME - sizes(&world)[1].0;
     assert!(lent > 20, "{:?}", sizes(&world));
