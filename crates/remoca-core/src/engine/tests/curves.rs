@@ -478,6 +478,7 @@ fn the_curve_of_the_vm_gets_what_that_of_a_disk_leaves_out() {
     let mut bench = of_disk_alone();
     [DISK, OTHER_DISK].into_iter().for_each(|disk| _ = read(&mut bench, disk, 99, 99));
     bench.engine.curves.disks.get_mut(&OTHER_DISK).unwrap().curve.limit_rate(1. / 256.);
+    bench.engine.curves.look_again();
     (0..60).for_each(|bno| _ = read(&mut bench, OTHER_DISK, bno, 1));
     assert_eq!(bench.engine.curves.vm.curve.followed(), 62);
 }
