@@ -1,7 +1,7 @@
 //! All guests get all of their memory back at once.
 
 use super::balloon::{Guest, Manner, signed};
-use super::guests::{HOME, phase, run_round, sizes, two};
+use super::guests::{HOME, lent_to_own, phase, run_round, sizes, two};
 use super::world::{Nature, Process, Shape, UNIT, World};
 use crate::planner::{Move, Phase, Planner, Side};
 use std::time::Duration;
@@ -38,6 +38,29 @@ fn guests_that_lend_have_all_back_in_seconds_whatever_the_curves_say() {
     let steps = world.steps.len();
     world.run(50, |_| {});
     assert!(world.steps[steps..].iter().all(|(_, step)| step.side == Side::Tier), "{:?}", &world.steps[steps..]);
+}
+
+/// Their own caches have given some of it at once.
+#[test]
+fn guests_wait_for_what_the_cache_of_another_has_of_their_memory() {
+    let mut world = lent_to_own();
+    // Somebody has moved some of it to the other one.
+    for (name, granted) in [("vm0", 98), ("vm1", 38)] {
+        let vm = world.process(name);
+        (vm.wanted, vm.granted) = (granted, granted);
+    }
+    world.run(1, |_| {});
+    let before = sizes(&world);
+    let (lent, own) = (HOME - before[1].0, before[1].1);
+    assert!(own > 1 && own <= lent, "{before:?}");
+    // It says that it gives, and does not.
+    world.process("vm0").nature = Nature::Ignores;
+    world.planner.ask_back();
+    let steps = world.steps.len();
+    world.run(5, |_| {});
+    let told = world.steps[steps..].iter().filter(|(_, step)| step.side == Side::Guest && step.vm == "vm1");
+    let most = told.map(|(_, step)| step.bytes / UNIT).max();
+    assert!(most.is_none_or(|most| most <= before[1].0 + own), "{most:?} {before:?}");
 }
 
 #[test]
