@@ -110,6 +110,16 @@ fn a_step_that_was_planned_is_not_made_if_the_guest_got_more_or_is_spared() {
     }
 }
 
+/// A balloon that was asked for as much already may be on its way, whoever asked.
+#[test]
+fn what_a_guest_was_asked_for_is_known_of_both_directions() {
+    let mut guest = guest();
+    guest.ask(100 * UNIT);
+    let [less, same, more] = [90, 100, 110].map(|units| units * UNIT);
+    assert_eq!([less, same, more].map(|bytes| guest.was_asked(true, bytes)), [false, true, true]);
+    assert_eq!([less, same, more].map(|bytes| guest.was_asked(false, bytes)), [true, true, false]);
+}
+
 #[test]
 fn what_somebody_else_took_is_not_lent() {
     let mut guest = guest();
