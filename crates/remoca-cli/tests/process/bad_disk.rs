@@ -270,8 +270,8 @@ fn disks_described_wrongly() {
         (with("queues=65"), "1 to 64"),
         (format!("socket={socket}"), "a disk needs image=IMAGE"),
         (format!("image=,socket={socket}"), "image: must not be empty"),
-        (with("socket=/another"), "socket: it is given twice"),
-        (with("image=/another"), "image: it is given twice"),
+        (with("socket=/another"), "socket is given twice: say it once"),
+        (with("image=/another"), "image is given twice: say it once"),
     ] {
         scene.expect(&["--disk", &disk], USAGE, &[words]);
     }

@@ -262,7 +262,7 @@ impl MissRatioCurve {
     fn lower(&mut self, threshold: u64) {
         self.threshold = self.threshold.min(threshold);
         self.older.threshold = self.older.threshold.min(threshold);
-        // Most blocks of a queue that is too full may be of the older sample, so this says nothing of the rate at which all pages are seen again.
+        // Up to half of a queue that is too full is of the older sample, so this says nothing of the rate at which all pages are seen again.
         self.raised_from = self.raised_from.map(|from| from.min(self.threshold));
     }
 
@@ -422,8 +422,7 @@ impl MissRatioCurve {
             self.queue.forget(priority);
         }
         if self.queue.len() == SAMPLES_MAX {
-            let threshold = self.queue.thin();
-            self.lower(threshold);
+            self.thin();
         }
         if priority < self.threshold {
             self.queue.put(priority);
@@ -431,6 +430,16 @@ impl MissRatioCurve {
         if self.depth() > f64::from(self.reach.0) {
             self.queue.forget_oldest();
             self.complete = self.reach.0.into();
+        }
+    }
+
+    /// Follows fewer blocks of a queue that is full: of the older sample alone while most are of it, so that the present one keeps its rate.
+    fn thin(&mut self) {
+        if self.queue.older() > SAMPLES_MAX / 2 {
+            self.older.threshold = self.queue.thin_older();
+        } else {
+            let threshold = self.queue.thin();
+            self.lower(threshold);
         }
     }
 

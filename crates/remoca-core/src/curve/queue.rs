@@ -12,6 +12,8 @@
 //!
 //! It allocates only when it is created, and when it is thinned out (see [`Queue::thin`]).
 
+use std::ops::Range;
+
 /// Maximum number of sampled blocks.
 pub const SAMPLES_MAX: usize = 4096;
 /// Number of slots. More than samples, so that they are moved together only every so many evictions.
@@ -92,11 +94,11 @@ impl Queue {
 
     /// Returns the priorities of the present sample, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = u64> {
-        self.from(self.boundary)
+        self.live_slots(self.boundary..self.next)
     }
 
-    fn from(&self, first: usize) -> impl Iterator<Item = u64> {
-        (first..self.next).filter(|slot| self.is_live(*slot)).map(|slot| self.slots[slot])
+    fn live_slots(&self, slots: Range<usize>) -> impl Iterator<Item = u64> {
+        slots.filter(|slot| self.is_live(*slot)).map(|slot| self.slots[slot])
     }
 
     /// Removes a block. Returns where it was, or `None` if it is not in the queue.
@@ -182,11 +184,20 @@ impl Queue {
 
     /// Removes the blocks of the highest priorities, one in 64 of those that the queue can hold. Returns the lowest of them.
     pub(super) fn thin(&mut self) -> u64 {
-        let mut priorities: Vec<u64> = self.from(0).collect();
-        let kept = self.len.saturating_sub(SAMPLES_MAX / 64).max(1) - 1;
+        self.thin_until(self.next)
+    }
+
+    /// Removes as many blocks as [`Self::thin`] does, of the older sample alone. Returns the lowest of their priorities.
+    pub(super) fn thin_older(&mut self) -> u64 {
+        self.thin_until(self.boundary)
+    }
+
+    fn thin_until(&mut self, end: usize) -> u64 {
+        let mut priorities: Vec<u64> = self.live_slots(0..end).collect();
+        let kept = priorities.len().saturating_sub(SAMPLES_MAX / 64).max(1) - 1;
         let (_, last_kept, above) = priorities.select_nth_unstable(kept);
         let threshold = above.iter().copied().min().unwrap_or(*last_kept);
-        self.retain(|priority| priority < threshold);
+        self.retain_slots(|slot, priority| slot >= end || priority < threshold);
         threshold
     }
 

@@ -666,15 +666,26 @@ fn the_rate_of_sampling_rises_while_one_class_is_seen_and_returns() {
     assert_eq!(curve.one_of(), 4, "in place of a part at random");
 }
 
-/// The queue is full of the older sample, so that the class lowers the threshold.
+/// The queue is full of the older sample. It makes room for that of the class, which takes more than half of the queue only if it lowers its own rate.
 #[test]
 fn a_scan_of_which_one_class_is_seen_costs_no_rate() {
     let mut curve = MissRatioCurve::new(&KEY, FAR);
     (0..30_000).for_each(|number| curve.evicted(block(number)));
-    let all = curve.rate();
+    let (all, depth) = (curve.rate(), curve.depth());
     curve.see_class_of(128);
     let is_seen = |number: &u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 127 == 0;
-    (30_000..70_000).filter(is_seen).for_each(|number| curve.evicted(block(number)));
+    let mut scan = (30_000..).filter(is_seen).map(|number| curve.evicted(block(number)));
+    assert_eq!(scan.by_ref().take(1500).count(), 1500);
+    drop(scan);
+    assert!((curve.rate() - 1.).abs() < 1e-9, "each page that is seen is followed: {}", curve.rate());
+    assert!(curve.followed() > SAMPLES_MAX - SAMPLES_MAX / 64 - 1);
+    let class = 1500. * 128.;
+    assert!((curve.depth() / (depth + class) - 1.).abs() < 0.02, "{} of {depth} and {class}", curve.depth());
+    curve.see_class_of(1);
+    assert!((curve.rate() - all).abs() < 1e-9, "{} after {all}", curve.rate());
+
+    curve.see_class_of(128);
+    (900_000..2_000_000).filter(is_seen).for_each(|number| curve.evicted(block(number)));
     assert!(curve.rate() < 1.);
     curve.see_class_of(1);
     assert!(curve.rate() > 0.9 * all, "{} after {all}", curve.rate());
