@@ -1,6 +1,6 @@
 //! `remoca forget`: removes what is kept of a VM that is gone.
 //!
-//! 1. Nothing is touched while a process of the VM runs: it answers at its control socket, or has its state file locked.
+//! 1. Nothing is touched while a process of the VM runs: it listens at its control socket, or has its state file locked.
 //! 2. Pools are given back before the state file is removed, which has their tokens.
 //! 3. A mark that the disks went to another host stays: without it, a process that is started here again would be an owner.
 
@@ -14,10 +14,10 @@ use clap::Args;
 use remoca_disk::link::{LinkError, return_pool};
 use remoca_disk::state::{self, Deaths, Former, RosterEntry, StateError, curves_beside};
 use remoca_io::small_file::with_ending;
+use remoca_io::socket::has_listener;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Remove what is kept of a VM that is gone: its state in memory, and its pools at memory servers.
@@ -62,8 +62,8 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
         bail!("`{name}` is no name of a VM: give the path of its control socket with --control, and its name here");
     }
     let places = places(args)?;
-    if UnixStream::connect(&places.control).is_ok() {
-        bail!("{name} is running: a process answers at {}. Stop it first", places.control.display());
+    if has_listener(&places.control) {
+        bail!("{name} is running: a process listens at {}. Stop it first", places.control.display());
     }
     let former = match state::look(&places.state) {
         Err(StateError::InUse(path)) => bail!("{name} is running: a process uses {}. Stop it first", path.display()),
@@ -204,5 +204,30 @@ fn remove_one(path: &Path, state: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use remoca_io::socket::listen_as_hung;
+
+    #[derive(Parser, Debug)]
+    struct Program {
+        #[command(flatten)]
+        forget: ForgetArgs,
+    }
+
+    #[test]
+    fn a_process_that_hangs_is_one_that_runs_and_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("vm.ctl");
+        let _hung = listen_as_hung(&control).unwrap();
+        let [path, config] = [control.as_path(), folder.path()].map(|path| path.to_str().unwrap());
+        let words = ["forget", "vm", "--control", path, "--config", config];
+        let refused = run(&Program::try_parse_from(words).unwrap().forget).unwrap_err().to_string();
+        assert!(refused.starts_with("vm is running: a process listens at "), "{refused}");
+        assert!(control.exists());
     }
 }

@@ -185,6 +185,26 @@ pub fn remove_stale(path: &Path) -> Result<(), SocketError> {
     }
 }
 
+/// Returns whether a process listens at `path`. Does not wait for it, even if it hangs.
+#[must_use]
+pub fn has_listener(path: &Path) -> bool {
+    try_connect(path).map_or_else(|error| error.kind() == io::ErrorKind::WouldBlock, |()| true)
+}
+
+/// Listens at `path` as a process that hangs: it accepts nobody, and its queue of clients is full.
+///
+/// # Errors
+/// If the path cannot be used.
+#[cfg(any(test, feature = "testing"))]
+pub fn listen_as_hung(path: &Path) -> io::Result<OwnedFd> {
+    let hung = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&hung, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&hung, 0)?;
+    // A connection that was not accepted takes its place although it has hung up.
+    while try_connect(path).is_ok() {}
+    Ok(hung)
+}
+
 /// Connects to a socket and hangs up, without waiting for the process that listens.
 fn try_connect(path: &Path) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -226,12 +246,9 @@ mod tests {
     fn a_process_that_accepts_nothing_has_its_path_and_delays_nobody() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let stuck =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
-        rustix::net::bind(&stuck, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-        rustix::net::listen(&stuck, 0).unwrap();
-        // A connection that was not accepted takes its place although it has hung up.
-        while try_connect(&path).is_ok() {}
+        assert!(!has_listener(&path));
+        let _hung = listen_as_hung(&path).unwrap();
+        assert!(has_listener(&path));
         assert!(matches!(SocketSource::bind(&path, None), Err(SocketError::InUse(_))));
     }
 

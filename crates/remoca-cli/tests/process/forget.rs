@@ -59,7 +59,7 @@ fn what_a_vm_leaves_is_removed_and_its_pools_are_given_back() {
     let (local, far) = (serve(folder.path(), "local", "4M"), serve(folder.path(), "far", "4M"));
     let mut program = start(folder.path(), &[(&local, local.local_address()), (&far, far.address.clone())]);
     for options in [&["--dry-run"][..], &[]] {
-        expect_refusal(&forget(folder.path(), options), FAILURE, &["vm is running: a process answers at"]);
+        expect_refusal(&forget(folder.path(), options), FAILURE, &["vm is running: a process listens at"]);
     }
     program.kill();
     let before = kept(folder.path());
