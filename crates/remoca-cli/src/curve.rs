@@ -57,9 +57,8 @@ pub fn run(args: &CurveArgs) -> Result<()> {
 }
 
 fn ask(socket: &Path, disk: Option<String>) -> Result<CurveStatus> {
-    let reply = control::call(socket, Command::Curve { disk, grid: None }).map_err(|error| {
-        runtime::explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
-    })?;
+    let reply = control::call(socket, Command::Curve { disk, grid: None })
+        .map_err(|error| runtime::no_vm_process(socket, error))?;
     match reply {
         Reply::Curve(curve) => Ok(*curve),
         Reply::Status(_) => bail!("the process answers with something else than a curve"),

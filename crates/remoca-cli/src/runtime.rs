@@ -77,9 +77,7 @@ pub fn sockets_in(directory: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// If the process does not answer, or refuses the command.
 pub fn ask(socket: &Path, command: Command) -> Result<Status> {
-    let reply = control::call(socket, command).map_err(|error| {
-        explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
-    })?;
+    let reply = control::call(socket, command).map_err(|error| no_vm_process(socket, error))?;
     match reply {
         Reply::Status(status) => Ok(*status),
         Reply::Curve(_) => bail!("the process answers with something else than its status"),
@@ -91,6 +89,18 @@ pub fn ask(socket: &Path, command: Command) -> Result<Status> {
 pub fn is_absent(error: &anyhow::Error) -> bool {
     let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
     matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
+}
+
+/// Returns the error of a VM process that cannot be reached, with what the operator can do.
+pub fn no_vm_process(socket: &Path, error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::TimedOut {
+        let shown = socket.display();
+        // The process has the command, and carries it out when it can.
+        return anyhow::Error::new(error).context(format!(
+            "no VM process answers at {shown} in time. It may still do what it was told: see `remoca status {shown}` later"
+        ));
+    }
+    explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
 }
 
 /// Returns the error of a socket that cannot be reached, with what the operator can do: `what` happened, and what to ask
@@ -108,9 +118,9 @@ pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &s
             format!("{shown} is not open to you: only {owners} may reach it. Run the command {remedy}")
         }
         io::ErrorKind::NotFound => format!("{what} at {shown}: {hint}{}", elsewhere()),
-        // The process has the command, and carries it out when it can.
-        io::ErrorKind::TimedOut => {
-            format!("{what} at {shown} in time. It may still do what it was told: see `remoca status {shown}` later")
+        // The second is how a read says that its time is over.
+        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+            format!("{what} at {shown} in time: it hangs, or has too much to do")
         }
         _ => format!("{what} at {shown}: {hint}"),
     };

@@ -1,6 +1,7 @@
 //! The daemon's own socket: each connection gets the newest report and is closed. A thread answers, one client after the other, each with a
 //! deadline. Nothing is read from a client. Whoever may open the socket (mode 0600) sees the report.
 
+use remoca_io::control::connect_within;
 use remoca_io::socket::{SocketPath, SocketSource};
 use remoca_protocol::host::{HostReport, REPORT_BYTES_MAX};
 use std::fs::Permissions;
@@ -84,8 +85,8 @@ pub fn read(path: &Path) -> io::Result<HostReport> {
 }
 
 fn read_within(path: &Path, patience: Duration) -> io::Result<HostReport> {
-    let stream = UnixStream::connect(path)?;
     let give_up_at = Instant::now() + patience;
+    let stream = connect_within(path, patience)?;
     let mut text = Vec::new();
     let mut piece = vec![0; 64 << 10];
     loop {
@@ -108,6 +109,7 @@ fn read_within(path: &Path, patience: Duration) -> io::Result<HostReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoca_io::socket::listen_as_hung;
 
     #[test]
     fn a_client_gets_the_newest_report_even_if_another_takes_nothing() {
@@ -124,5 +126,14 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_is_waited_for_no_longer_than_one_that_is_slow() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _hung = listen_as_hung(&path).unwrap();
+        let silent = read_within(&path, Duration::from_millis(20)).unwrap_err();
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
     }
 }

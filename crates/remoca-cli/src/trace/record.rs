@@ -114,9 +114,8 @@ fn socket_of(name: &str) -> Result<PathBuf> {
 }
 
 fn start(socket: &Path) -> Result<BufReader<UnixStream>> {
-    let (reply, stream) = call_for_stream(socket, Command::TraceStart).map_err(|error| {
-        runtime::explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
-    })?;
+    let (reply, stream) =
+        call_for_stream(socket, Command::TraceStart).map_err(|error| runtime::no_vm_process(socket, error))?;
     match reply {
         Reply::Status(_) => {}
         Reply::Curve(_) => bail!("the process answers with something else than a trace"),
