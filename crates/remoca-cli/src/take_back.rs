@@ -3,12 +3,11 @@
 use crate::runtime::explain_unreachable;
 use crate::settings::Folder;
 use crate::size::{parse_size, show_size};
-use crate::status::server::control;
+use crate::status::server::{answer, control};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_server::command::{Command, Reply, command_path};
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -46,16 +45,10 @@ pub fn run(args: &TakeBackArgs) -> Result<()> {
     let socket = command_path(&control(args.server.as_deref(), &args.folder.config)?);
     let mut line = serde_json::to_vec(&Command::TakeBack { pool: args.pool.clone(), bytes: args.size })?;
     line.push(b'\n');
-    let mut answer = String::new();
-    let asked = UnixStream::connect(&socket).and_then(|mut stream| {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(&line)?;
-        BufReader::new(stream).read_line(&mut answer)
-    });
-    if let Err(error) = asked {
+    let answer = answer(&socket, &line, PATIENCE).map_err(|error| {
         let hint = "is `remoca serve` running with this --control, and are you its user or root?";
-        return Err(explain_unreachable(&socket, error, "no memory server answers", hint));
-    }
+        explain_unreachable(&socket, error, "no memory server answers", hint)
+    })?;
     let reply = serde_json::from_str(&answer)
         .with_context(|| format!("this is no memory server that takes commands: {}", socket.display()))?;
     let pool = &args.pool;

@@ -5,11 +5,11 @@ use crate::runtime::explain_unreachable;
 use crate::serve;
 use crate::size::show_size;
 use anyhow::{Context, Result, bail};
+use remoca_io::control::connect_within;
 use remoca_server::{Backing, MappedStatus, PoolStatus, Status};
 use remoca_view::figures::each_second;
 use remoca_view::text::{rate, show_seconds, show_time, size_of_rate};
 use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,12 +33,7 @@ pub fn control(given: Option<&Path>, folder: &Path) -> Result<PathBuf> {
 /// # Errors
 /// If no memory server answers there.
 pub fn ask(socket: &Path) -> Result<Status> {
-    let mut text = String::new();
-    let answer = UnixStream::connect(socket).and_then(|mut stream| {
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.read_to_string(&mut text)
-    });
-    match answer {
+    let text = match answer(socket, &[], PATIENCE) {
         Err(error) if error.kind() == ErrorKind::NotFound => bail!(
             "no memory server answers at {}: one that its unit did not start needs --control PATH, and is found by \
              `remoca status --server=PATH`",
@@ -48,9 +43,22 @@ pub fn ask(socket: &Path) -> Result<Status> {
             let hint = "is `remoca serve` running with this --control?";
             return Err(explain_unreachable(socket, error, "no memory server answers", hint));
         }
-        Ok(_) => {}
-    }
+        Ok(text) => text,
+    };
     serde_json::from_str(&text).with_context(|| format!("this is no memory server: {}", socket.display()))
+}
+
+/// Sends a `line` to the memory server that listens at `socket`, and returns all that it answers.
+///
+/// # Errors
+/// If nobody listens there, or takes the connection and answers within `patience`.
+pub fn answer(socket: &Path, line: &[u8], patience: Duration) -> std::io::Result<String> {
+    let mut stream = connect_within(socket, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(line)?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// Prints the status. The figures of a client that `before` has are those since then.
@@ -169,6 +177,7 @@ fn bytes(pages: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoca_io::socket::listen_as_hung;
     use serde_json::json;
 
     fn status(uptime_s: u64, gets: u64) -> Status {
@@ -193,6 +202,15 @@ mod tests {
         // Where a server makes its socket that is told nothing else.
         assert_eq!(CONTROL, "/run/remoca-serve/control");
         assert!(unit.contains("\nRuntimeDirectory=remoca-serve\n") && !unit.contains("--control"), "{unit}");
+    }
+
+    #[test]
+    fn a_server_that_hangs_is_waited_for_no_longer_than_one_that_is_slow() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control");
+        let _hung = listen_as_hung(&socket).unwrap();
+        let silent = answer(&socket, b"x\n", Duration::from_millis(20)).unwrap_err();
+        assert_eq!(silent.kind(), ErrorKind::TimedOut);
     }
 
     #[test]
