@@ -72,10 +72,10 @@ fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
         let (done, rest) = (list(&done), list(&rest));
         return Err(error.context(format!("the upgrade of {name} failed. Done before it: {done}. Not begun: {rest}")));
     }
-    if done.is_empty() {
-        bail!("no VM process runs here{}", runtime::elsewhere());
-    }
     let dead = if dead.is_empty() { String::new() } else { format!(". No process answers for {}", list(&dead)) };
+    if done.is_empty() {
+        bail!("no VM process runs here{dead}{}", runtime::elsewhere());
+    }
     Ok(writeln!(std::io::stdout(), "{} of {} upgraded: {}{dead}", done.len(), sockets.len(), list(&done))?)
 }
 

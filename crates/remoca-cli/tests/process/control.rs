@@ -508,6 +508,8 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
     assert_eq!(names(&shown), ["mail"]);
     assert!(String::from_utf8_lossy(&shown.stderr).contains("web.ctl"), "{shown:?}");
     programs[1].terminate();
+    let none = run_command(&mut command(&["upgrade", "--all"]));
+    expect_refusal(&none, FAILURE, &["no VM process runs here. No process answers for web"]);
 }
 
 #[test]
