@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -40,8 +40,18 @@ pub(crate) enum Listener {
 impl BoundListener {
     pub(crate) fn bind(address: &ListenAddress) -> Result<Self, StartError> {
         match address {
-            ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address),
+            ListenAddress::Tcp { host, port } => {
+                bind_tcp(host, *port, address, std::net::TcpListener::bind).map(BoundListener::Tcp)
+            }
             ListenAddress::Unix(path) => bind_unix(path, SOCKET_MODE),
+        }
+    }
+
+    /// Finds out whether an address can be had, and gives it back. Listens at no moment, so no client connects.
+    pub(crate) fn try_out(address: &ListenAddress) -> Result<(), StartError> {
+        match address {
+            ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address, take_port).map(drop),
+            ListenAddress::Unix(path) => take_path(path, SOCKET_MODE).map(drop),
         }
     }
 
@@ -111,14 +121,20 @@ impl Drop for SocketFile {
     }
 }
 
-fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<BoundListener, StartError> {
+/// Binds the first address of `host` that can be had.
+fn bind_tcp<T>(
+    host: &str,
+    port: u16,
+    address: &ListenAddress,
+    bind: impl Fn(SocketAddr) -> io::Result<T>,
+) -> Result<T, StartError> {
     let resolve_error = |source| StartError::Resolve { host: host.to_owned(), source };
     let candidates = (host, port).to_socket_addrs().map_err(resolve_error)?;
     let mut last = resolve_error(ErrorKind::NotFound.into());
     for candidate in candidates {
         let address = address.clone();
-        last = match std::net::TcpListener::bind(candidate) {
-            Ok(listener) => return Ok(BoundListener::Tcp(listener)),
+        last = match bind(candidate) {
+            Ok(bound) => return Ok(bound),
             Err(error) if error.kind() == ErrorKind::AddrInUse => StartError::PortTaken { address },
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => StartError::NotOurAddress { address },
             Err(source) => StartError::Listen { address, source },
@@ -127,31 +143,51 @@ fn bind_tcp(host: &str, port: u16, address: &ListenAddress) -> Result<BoundListe
     Err(last)
 }
 
+/// Makes a socket that has a port and does not listen.
+fn take_port(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // As the standard library does for one that listens: former connections that are about to end have no part in it.
+    rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    Ok(socket)
+}
+
 fn bind_unix(path: &Path, mode: u32) -> Result<BoundListener, StartError> {
+    let (socket, file) = take_path(path, mode)?;
+    rustix::net::listen(&socket, BACKLOG).map_err(|errno| listen_error(path, errno.into()))?;
+    Ok(BoundListener::Unix(socket.into(), file))
+}
+
+/// Makes a socket that has a path and does not listen.
+fn take_path(path: &Path, mode: u32) -> Result<(OwnedFd, SocketFile), StartError> {
     let length = path.as_os_str().len();
     if length > PATH_BYTES_MAX {
         return Err(StartError::PathTooLong { path: path.to_owned(), length, most: PATH_BYTES_MAX });
     }
     remove_stale(path)?;
-    let listen_error = |source: io::Error| match source.kind() {
-        ErrorKind::NotFound => StartError::NoFolder { path: path.to_owned() },
-        ErrorKind::AddrInUse => StartError::SocketTaken { path: path.to_owned() },
-        _ => StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source },
-    };
+    let listen_error = |source| listen_error(path, source);
     let socket = unix_socket(path, mode).map_err(listen_error)?;
     let file = fs::symlink_metadata(path).map_err(listen_error)?;
     let file = SocketFile { path: path.to_owned(), device: file.dev(), inode: file.ino() };
-    Ok(BoundListener::Unix(socket.into(), file))
+    Ok((socket, file))
 }
 
-/// Makes a listening socket. Its mode is set before its file exists, so that no other user can connect in between.
+fn listen_error(path: &Path, source: io::Error) -> StartError {
+    match source.kind() {
+        ErrorKind::NotFound => StartError::NoFolder { path: path.to_owned() },
+        ErrorKind::AddrInUse => StartError::SocketTaken { path: path.to_owned() },
+        _ => StartError::Listen { address: ListenAddress::Unix(path.to_owned()), source },
+    }
+}
+
+/// Makes a socket that has a path. Its mode is set before its file exists, so that no other user can connect in between.
 /// The permissions that the umask took away are restored afterwards.
 fn unix_socket(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-    rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket)
 }
 

@@ -1,4 +1,4 @@
-//! The server as a whole: checks its configuration, allocates the memory, binds the sockets, starts the threads.
+//! The server as a whole: checks its configuration and addresses, allocates the memory, binds the sockets, starts the threads.
 //!
 //! One thread accepts; `threads` workers serve. [`Server`] is their handle; dropping it stops the server.
 
@@ -82,6 +82,7 @@ impl Server {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, StartError> {
         let quota = check(&config)?;
+        try_addresses(&config)?;
         let mut server_id = ServerId([0; 16]);
         fill_random(&mut server_id.0).map_err(StartError::Random)?;
         host::raise_descriptor_limit();
@@ -190,6 +191,13 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     }
     // The arena refuses memory of more pages than a `u32` can count.
     Ok(PageCount(u32::try_from(quota_bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX)))
+}
+
+/// Finds out whether the addresses can be had, before memory is locked, which takes long. They are bound afterwards: until then clients are
+/// refused, and do not wait.
+fn try_addresses(config: &Config) -> Result<(), StartError> {
+    let control = config.control.clone().map(ListenAddress::Unix);
+    config.listen.iter().chain(&control).try_for_each(BoundListener::try_out)
 }
 
 fn event_loop() -> Result<Runtime, StartError> {

@@ -86,6 +86,26 @@ fn ports_and_addresses_that_cannot_be_had() {
     expect_words(&refusal(with("tcp:no.such.host.invalid:7070")), &["no.such.host.invalid", "what host"]);
 }
 
+/// Memory takes long to lock, and a server that is started again and again would lock it each time.
+#[test]
+fn nothing_is_locked_for_addresses_that_cannot_be_had() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [path, used] = ["serve.sock", "used.sock"].map(|name| folder.path().join(name));
+    let _living = UnixListener::bind(&used).expect("a socket");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = |address: String| Config { listen: vec![address.parse().expect("an address")], ..config() };
+    for config in [
+        at(format!("tcp:{}", taken.local_addr().expect("bound"))),
+        on_unix(&used),
+        Config { control: Some(used.clone()), ..on_unix(&path) },
+    ] {
+        let config = Config { locking: PageLocking::Locked, ..config };
+        let refused = Server::start_telling(config, None, &mut |_| panic!("memory is locked"));
+        expect_words(&refused.expect_err("this must be refused").to_string(), &["another pro"]);
+        assert!(!path.exists(), "nothing is left behind");
+    }
+}
+
 #[test]
 fn unix_paths_that_cannot_be_had() {
     let folder = tempfile::tempdir().expect("a folder");
