@@ -21,11 +21,15 @@ use toml_edit::{Array, Value};
 /// be the path of a control socket. With `origin` each line ends with where the value comes from.
 ///
 /// # Errors
-/// If a file has a mistake.
+/// If a file has a mistake, or a process is there and does not answer.
 pub fn run(name: &str, folder: &Path, origin: bool) -> Result<()> {
     let socket = runtime::sockets(Some(name)).unwrap_or_default().pop();
     let asked = socket.as_ref().filter(|socket| socket.exists()).map(|socket| runtime::ask(socket, Command::Status));
-    let running = asked.and_then(Result::ok);
+    let running = match asked {
+        // It is there, and the files need not say what it has.
+        Some(Err(error)) if !runtime::is_absent(&error) => return Err(error),
+        asked => asked.and_then(Result::ok),
+    };
     let name = running.as_ref().map_or(name, |status| &status.name);
     if name.contains('/') {
         bail!("no VM process answers at {name}: is `remoca disk` running with this control socket?");
@@ -154,5 +158,28 @@ fn set(key: &str, status: &Status, merged: &Merged) -> Option<Value> {
             (!is_configured && !now.is_empty()).then(|| Value::Array(Array::from_iter(now)))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoca_protocol::control::Reply;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn what_a_process_has_that_does_not_tell_it_is_not_taken_from_the_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("web1.ctl");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            stream.write_all(&Reply::Error { error: "it has too many clients".into() }.line().unwrap()).unwrap();
+        });
+        let error = run(socket.to_str().unwrap(), folder.path(), false).unwrap_err();
+        assert_eq!(error.to_string(), "it has too many clients");
+        server.join().unwrap();
     }
 }
