@@ -50,8 +50,9 @@ impl Resource {
         let cache = &status.cache;
         let is_local = |endpoint: &str| cache.local_wanted_bytes > 0 && cache.local_server.as_deref() == Some(endpoint);
         let why = match self {
-            _ if status.server.is_none() && status.servers.is_empty() => "it has no memory server",
+            // Meanwhile it has no memory server either.
             _ if !status.has_disks() => "its disks are with another process",
+            _ if status.server.is_none() && status.servers.is_empty() => "it has no memory server",
             _ if !cache.enabled => "its cache is off",
             Self::Cache if !status.servers.is_empty() && status.servers.iter().all(|s| is_local(&s.endpoint)) => {
                 "it has no memory server but that of its local tier"
@@ -192,6 +193,9 @@ mod tests {
         let mut other = good.clone();
         let elsewhere = json!({"has_disks": false, "incoming": null, "peer": null, "news": null});
         other.migration = serde_json::from_value(elsewhere).unwrap();
+        assert_eq!(Resource::Cache.fixed(&other).as_deref(), Some("its disks are with another process"));
+        // It leaves its servers when it hands its disks over.
+        (other.server, other.servers) = (None, Vec::new());
         assert_eq!(Resource::Cache.fixed(&other).as_deref(), Some("its disks are with another process"));
         let other = Status { server: None, servers: Vec::new(), ..good };
         assert_eq!(Resource::Cache.fixed(&other).as_deref(), Some("it has no memory server"));

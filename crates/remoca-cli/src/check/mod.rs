@@ -127,6 +127,10 @@ fn process(vm: &Vm) -> Finding {
 
 /// Asks each memory server what it could give.
 fn servers(vm: &Vm) -> Vec<Finding> {
+    if vm.running.as_ref().is_some_and(|status| !status.has_disks()) {
+        // It has left its servers until the disks are here, which is said elsewhere.
+        return Vec::new();
+    }
     // Each with what is wanted of it, and whether it is that of the local tier.
     let mut endpoints: Vec<(Endpoint, u64, bool)> = match &vm.running {
         Some(status) => {

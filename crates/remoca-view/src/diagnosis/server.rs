@@ -64,8 +64,9 @@ pub fn is_no_faster(vm: &Vm, shown: &Shown) -> Option<Found> {
     Some(Found::warning(format!("server {}", server.endpoint), found, advice))
 }
 
+/// Names a VM without a memory server. One whose disks are elsewhere has left its servers, and finds them again with the disks.
 pub fn none(_: &Vm, shown: &Shown) -> Option<Found> {
-    shown.status.server.is_none().then(|| {
+    (shown.status.server.is_none() && shown.status.has_disks()).then(|| {
         let advice = "Name one with --server, or with `server` in the configuration";
         Found::warning("server", "there is no memory server, so nothing is cached", advice)
     })

@@ -3,7 +3,7 @@
 use super::*;
 use crate::snapshot::{Answer, Taker};
 use crate::testing::{full_status, snapshot};
-use remoca_protocol::control::{KnownServerStatus, NormalLatency, PoolStatus};
+use remoca_protocol::control::{KnownServerStatus, MigrationStatus, NormalLatency, PoolStatus};
 use serde_json::json;
 
 /// Returns the problems of one VM with a change.
@@ -195,6 +195,16 @@ fn a_cache_that_is_off_needs_no_server() {
     assert_eq!(off, []);
     let none = problems(|status| (status.server, status.servers) = (None, Vec::new()));
     assert_eq!(none[0].cause, "no-server");
+}
+
+/// It leaves its servers when it hands its disks over, or until they come.
+#[test]
+fn a_vm_whose_disks_are_elsewhere_is_not_told_to_name_a_server() {
+    let elsewhere = problems(|status| {
+        status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
+        (status.server, status.servers, status.pools) = (None, Vec::new(), Vec::new());
+    });
+    assert_eq!(elsewhere.iter().map(|problem| problem.cause.as_str()).collect::<Vec<_>>(), ["disks-elsewhere"]);
 }
 
 #[test]
