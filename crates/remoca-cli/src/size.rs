@@ -1,6 +1,6 @@
 //! Sizes as operators write them: `4096`, `512M`, `2G`.
 
-pub use remoca_io::show::show_size;
+pub use remoca_io::show::{exact_size, show_size};
 
 /// Parses a size, and returns the number of bytes. Its unit may be K, M, G, T or KiB, MiB, GiB, TiB (powers of 1024), or KB,
 /// MB, GB, TB (powers of 1000), as in libvirt.
@@ -24,13 +24,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| error())?;
     number.checked_mul(unit).ok_or_else(error)
-}
-
-/// Returns a size as text that [`parse_size`] reads back exactly, with the largest unit that divides it.
-pub fn exact_size(bytes: u64) -> String {
-    let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
-    let unit = units.into_iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift));
-    unit.map_or_else(|| bytes.to_string(), |(unit, shift)| format!("{}{unit}", bytes >> shift))
 }
 
 #[cfg(test)]

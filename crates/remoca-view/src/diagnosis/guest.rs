@@ -81,7 +81,12 @@ pub fn migrated(_: &Vm, shown: &Shown) -> Option<Found> {
         (None, Some(news)) => format!("the disks are not here, as the VM migrates: {news}"),
         (None, None) => "the disks are not here, as the VM migrates".into(),
     };
-    Some(Found::warning("migration", found, "See `remoca status -v`; `remoca migrate --abort` ends the migration"))
+    let name = &shown.status.name;
+    // Not `remoca migrate --abort`: from here it fails once the other process has the disks, and gives up the connection to it.
+    let advice = format!(
+        "`remoca status -v {name}` says what happened last. If the VM runs elsewhere for good: `systemctl disable --now remoca-disk@{name}`"
+    );
+    Some(Found::warning("migration", found, advice))
 }
 
 pub fn unknown_content(vm: &Vm, _: &Shown) -> Option<Found> {
@@ -106,6 +111,7 @@ pub fn too_large(_: &Vm, shown: &Shown) -> Option<Found> {
     let (guest, indexed) = (show_size(memory.guest_bytes), show_size(memory.guest_bytes_indexed));
     let found =
         format!("the guest has {guest}, and the index is made for {indexed}: some of what it evicts is not known");
+    let advice = format!("Raise `guest-memory-max`, then `remoca upgrade {}`", shown.status.name);
     (memory.guest_bytes_indexed > 0 && memory.guest_bytes > memory.guest_bytes_indexed)
-        .then(|| Found::warning("guest memory", found, "Raise `guest-memory-max`, then `remoca upgrade`"))
+        .then(|| Found::warning("guest memory", found, advice))
 }

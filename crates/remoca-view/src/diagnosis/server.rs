@@ -5,7 +5,7 @@ use crate::figures::ServerState;
 use crate::shown::Shown;
 use crate::text::milliseconds;
 use crate::vm::Vm;
-use remoca_io::show::show_size;
+use remoca_io::show::{exact_size, show_size};
 use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus, Status};
 
 /// Usual time of a read from a memory server up to which it is as fast as it should be, in microseconds.
@@ -20,8 +20,10 @@ pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
         .unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
     let found =
         format!("it lies: {count} pages were not what this VM had sent there ({period}). The guest got none of them");
-    let advice =
-        "Bad memory, or another program at that address? Take it out with `remoca set --server`, and test its memory";
+    let advice = format!(
+        "Bad memory, or another program at that address? Take it out: `remoca set {} --server` with the others. Test its memory",
+        shown.status.name
+    );
     (count > 0).then(|| Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
 }
 
@@ -60,7 +62,8 @@ pub fn is_no_faster(vm: &Vm, shown: &Shown) -> Option<Found> {
     }
     let disk = shown.status.hedging.disk.as_ref().map(|NormalLatency { p50_us, .. }| milliseconds(*p50_us));
     let found = format!("no faster than the disk ({}), which answers all reads", disk.unwrap_or("not measured".into()));
-    let advice = "There is little to gain here: `remoca set --off` gives the memory back";
+    let advice =
+        format!("There is little to gain here: `remoca set {} --off` gives the memory back", shown.status.name);
     Some(Found::warning(format!("server {}", server.endpoint), found, advice))
 }
 
@@ -125,10 +128,12 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
     let offers: Vec<_> = listed.map(offer).collect();
     let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
     let found = format!("full: {granted} of the {wanted} wanted are granted; {}", offers.join(", "));
-    let advice = format!(
-        "Name another server, give `remoca serve` more --memory there, or want less: `remoca set {} --cache {granted}`",
-        shown.status.name
-    );
+    // A cache of no size is none that can be set.
+    let less = match cache.granted_bytes {
+        0 => String::new(),
+        bytes => format!(", or want less: `remoca set {} --cache {}`", shown.status.name, exact_size(bytes)),
+    };
+    let advice = format!("Name another server, or give `remoca serve` more --memory there{less}");
     let endpoints = in_use(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
     Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
 }
@@ -139,8 +144,9 @@ fn local_full(shown: &Shown) -> Option<Found> {
     let (granted, wanted) = (show_size(cache.local_granted_bytes), show_size(cache.local_wanted_bytes));
     let found = format!("full: {granted} of the {wanted} wanted for the local tier are granted");
     let advice = format!(
-        "Give `remoca serve` more --memory on this host, or want less: `remoca set {} --local {granted}`",
-        shown.status.name
+        "Give `remoca serve` more --memory on this host, or want less: `remoca set {} --local {}`",
+        shown.status.name,
+        exact_size(cache.local_granted_bytes)
     );
     let is_short = cache.local_granted_bytes < cache.local_wanted_bytes;
     is_short.then(|| Found::warning(format!("server {}", local.endpoint), found, advice).of_server(&local.endpoint))

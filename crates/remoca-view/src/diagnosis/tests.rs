@@ -155,6 +155,32 @@ fn each_fault_is_named_first() {
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
 }
 
+/// Who copies a command from an advice has it done: sizes are those that commands take, and the VM is named.
+#[test]
+fn commands_in_advice_work_as_they_stand() {
+    expect_first("full-server", &["full: 1.5G of the 2G", "`remoca set web001 --cache 1536M`"], |status| {
+        status.cache.granted_bytes = 1536 << 20;
+    });
+    expect_first("full-server", &["full: 1.2G of the 2G wanted for the local tier", "--local 1260M`"], |status| {
+        add_local_tier(status, "connected");
+        (status.cache.local_wanted_bytes, status.cache.local_granted_bytes) = (2 << 30, 1260 << 20);
+    });
+    let nothing = problems(|status| status.cache.granted_bytes = 0);
+    let text = nothing[0].to_string();
+    assert!(nothing[0].cause == "full-server" && !text.contains("want less"), "`--cache 0` is refused: {text}");
+    expect_first("lying-server", &["`remoca set web001 --server`"], |status| set(status, "fetch_wrong", 12));
+    expect_first("guest-too-large", &["`remoca upgrade web001`"], |status| status.memory.guest_bytes = 64 << 30);
+    expect_first("disks-elsewhere", &["`systemctl disable --now remoca-disk@web001`"], |status| {
+        status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
+        (status.server, status.servers, status.pools) = (None, Vec::new(), Vec::new());
+    });
+    expect_first("fast-disk", &["`remoca set web001 --off`"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
+        status.latency.read_from_disk.p50_us = 90.0;
+    });
+}
+
 /// Nothing asks a server whose VM does not read, so nobody knows whether it is still slow.
 #[test]
 fn a_server_that_was_slow_before_its_vm_became_idle_is_not_named() {
