@@ -20,7 +20,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::thread::{self, ScopedJoinHandle};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 use table::View;
 
 /// Number of processes that are asked at the same time.
@@ -117,7 +117,8 @@ fn show_repeatedly(args: &StatusArgs) -> Result<()> {
     match &args.server {
         Some(socket) => {
             let socket = server::control(socket.as_deref(), &args.folder.config)?;
-            repeat(args, || server::ask(&socket), |now, before| show_server(args, now, before))
+            let ask = || server::ask(&socket).map(|status| (status, Instant::now()));
+            repeat(args, ask, |now, before| show_server(args, now, before))
         }
         None => {
             let mut page = Page::default();
@@ -166,12 +167,16 @@ fn repeat<S>(
     }
 }
 
-fn show_server(args: &StatusArgs, now: &remoca_server::Status, before: Option<&remoca_server::Status>) -> Result<()> {
+/// Status of a memory server, and when it answered.
+type ServerAnswer = (remoca_server::Status, Instant);
+
+fn show_server(args: &StatusArgs, (now, at): &ServerAnswer, before: Option<&ServerAnswer>) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if args.output == Form::Json {
         serde_json::to_writer(&mut out, now)?;
         return Ok(writeln!(out)?);
     }
+    let before = before.map(|(before, then)| (before, at.duration_since(*then)));
     Ok(server::show(&mut out, now, before, view(args))?)
 }
 

@@ -61,15 +61,22 @@ pub fn answer(socket: &Path, line: &[u8], patience: Duration) -> std::io::Result
     Ok(text)
 }
 
-/// Prints the status. The figures of a client that `before` has are those since then.
-pub fn show(out: &mut impl Write, now: &Status, before: Option<&Status>, view: View) -> std::io::Result<()> {
-    let before = before.filter(|before| before.server_id == now.server_id);
+/// Prints the status. The figures of a client that `before` has are those since then. How long ago that was is told beside it: the age
+/// that the server tells is in whole seconds, too coarse for rates.
+pub fn show(
+    out: &mut impl Write,
+    now: &Status,
+    before: Option<(&Status, Duration)>,
+    view: View,
+) -> std::io::Result<()> {
+    let before = before.filter(|(before, _)| before.server_id == now.server_id);
+    let seconds = before.map_or(Duration::from_secs(now.uptime_s), |(_, passed)| passed).as_secs_f64();
+    let before = before.map(|(before, _)| before);
     let (time, period) = match (view, before) {
         (View::Totals, _) => (String::new(), "totals since its start".to_owned()),
         (View::Rates { now_s }, None) => (show_time(now_s) + "  ", "per second since its start".to_owned()),
-        (View::Rates { now_s }, Some(before)) => {
-            let period = show_seconds(seconds(now, Some(before)));
-            (show_time(now_s) + "  ", format!("per second in the last {period}"))
+        (View::Rates { now_s }, Some(_)) => {
+            (show_time(now_s) + "  ", format!("per second in the last {}", show_seconds(seconds)))
         }
     };
     writeln!(out, "{time}{}; {period}", memory(now))?;
@@ -85,14 +92,12 @@ pub fn show(out: &mut impl Write, now: &Status, before: Option<&Status>, view: V
         let name = format!("{:<24} {:>8}  {here:<4} {size:>6} {used:>6}", pool.peer, pool.token);
         match &pool.mapped {
             Some(mapped) => writeln!(out, "{name} {}", mapped_text(mapped))?,
-            None => {
-                writeln!(out, "{name} {}", Traffic::of_pool(pool, earlier).text(view, seconds(now, before)))?;
-            }
+            None => writeln!(out, "{name} {}", Traffic::of_pool(pool, earlier).text(view, seconds))?,
         }
     }
     let (given, used) = (now.pages - now.pages_free, now.pools.iter().map(used_pages).sum());
     let name = format!("{:<24} {:>8}  {:<4} {:>6} {:>6}", "TOTAL", "", "", bytes(given.into()), bytes(used));
-    writeln!(out, "{name} {}", Traffic::of_all(now, before).text(view, seconds(now, before)))
+    writeln!(out, "{name} {}", Traffic::of_all(now, before).text(view, seconds))
 }
 
 /// Returns the pages of a pool that hold something, or of a mapped one those that have memory.
@@ -165,11 +170,6 @@ impl Traffic {
     }
 }
 
-/// Returns the length of the period in seconds.
-fn seconds(now: &Status, before: Option<&Status>) -> f64 {
-    Duration::from_secs(now.uptime_s.saturating_sub(before.map_or(0, |before| before.uptime_s))).as_secs_f64()
-}
-
 fn bytes(pages: u64) -> String {
     show_size(pages * PAGE_BYTES)
 }
@@ -190,7 +190,7 @@ mod tests {
         serde_json::from_value(status).unwrap()
     }
 
-    fn shown(now: &Status, before: Option<&Status>, view: View) -> String {
+    fn shown(now: &Status, before: Option<(&Status, Duration)>, view: View) -> String {
         let mut out = Vec::new();
         show(&mut out, now, before, view).unwrap();
         String::from_utf8(out).unwrap()
@@ -222,12 +222,19 @@ CLIENT                       POOL  HERE   SIZE   USED      GETS             PUTS
 TOTAL                                       4M     1M      2000   7.8M       512     2M        1
 ";
         assert_eq!(shown(&status(100, 2000), None, View::Totals), wanted);
-        let rates = shown(&status(102, 2256), Some(&status(100, 2000)), View::Rates { now_s: 61 });
+        let earlier = (&status(100, 2000), Duration::from_secs(2));
+        let rates = shown(&status(102, 2256), Some(earlier), View::Rates { now_s: 61 });
         assert!(
             rates.starts_with("00:01:01Z  memory server ") && rates.contains("; per second in the last 2.0s\n"),
             "{rates}"
         );
         assert!(rates.ends_with("128   512K         0     0B        0\n"), "{rates}");
+        // The server's age in whole seconds is the same after 0.9 s, and two more after 1.1 s.
+        for (uptime_s, ms) in [(100, 900), (102, 1100)] {
+            let earlier = (&status(100, 2000), Duration::from_millis(ms));
+            let rates = shown(&status(uptime_s, 2000 + ms), Some(earlier), View::Rates { now_s: 61 });
+            assert!(rates.ends_with("1000   3.9M         0     0B        0\n"), "{rates}");
+        }
         let mut mapped = status(1, 0);
         let of_pool = MappedStatus { resident_pages: 1000, limit_pages: 2048, kept: true, held: false };
         mapped.pools[0].mapped = Some(of_pool);
