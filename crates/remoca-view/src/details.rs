@@ -35,11 +35,15 @@ pub fn of(status: &Status, earlier: Option<&Status>) -> Vec<Detail> {
             lines.add("", MORE.into());
         }
     }
-    let latency = &status.latency;
-    lines.add("read", latency_text(&latency.read));
-    lines.add("  no disk", latency_text(&latency.read_from_cache));
-    lines.add("  disk", latency_text(&latency.read_from_disk));
-    lines.add("write", latency_text(&latency.write));
+    let latencies: [(&'static str, fn(&Status) -> &LatencySummary); 4] = [
+        ("read", |status| &status.latency.read),
+        ("  no disk", |status| &status.latency.read_from_cache),
+        ("  disk", |status| &status.latency.read_from_disk),
+        ("write", |status| &status.latency.write),
+    ];
+    for (label, summary) in latencies {
+        lines.add(label, latency_text(summary(status), earlier.map(summary)));
+    }
     let (disk, server) = (normal(status.hedging.disk.as_ref()), normal(status.hedging.server.as_ref()));
     lines.add("now", format!("disk {disk}; server {server}; late after {:.0} us", status.hedging.late_after_us));
     lines.add_memory(&status.memory);
@@ -233,13 +237,15 @@ fn port_text(port: &PortStatus) -> String {
     format!("{}, {attached}, {state}{counters}", port.socket)
 }
 
-fn latency_text(latency: &LatencySummary) -> String {
-    if latency.count == 0 {
-        return format!("{:>9} requests", 0);
-    }
-    let LatencySummary { count, mean_us, p50_us, p99_us, p999_us, max_us, .. } = latency;
+/// Returns the requests since `earlier`, or since the start, and their mean time. Quantiles are known of all requests together alone.
+fn latency_text(latency: &LatencySummary, earlier: Option<&LatencySummary>) -> String {
+    let taken = Taken::since(latency, earlier);
+    let Some(mean_us) = taken.mean_us() else { return format!("{:>9} requests", 0) };
+    let LatencySummary { p50_us, p99_us, p999_us, max_us, .. } = latency;
+    let of_all = if earlier.is_some() { "; since the start" } else { "," };
     format!(
-        "{count:>9} requests, mean {mean_us:.0} us, p50 {p50_us:.0}, p99 {p99_us:.0}, p99.9 {p999_us:.0}, longest {max_us:.0}"
+        "{:>9} requests, mean {mean_us:.0} us{of_all} p50 {p50_us:.0}, p99 {p99_us:.0}, p99.9 {p999_us:.0}, longest {max_us:.0}",
+        taken.count
     )
 }
 
@@ -303,6 +309,20 @@ mod tests {
         now.latency.read_from_disk.count = 0;
         assert!(text(&now, "helps").ends_with("there is nothing to compare with"));
         assert!(text(&before, "helps").starts_with("not yet: "));
+    }
+
+    #[test]
+    fn times_of_an_interval_are_not_those_since_the_start() {
+        let before = status(json!({}), [10, 800_000], [4, 9_000_000]);
+        let now = status(json!({}), [12, 1_000_000], [4, 9_000_000]);
+        let text = |earlier: Option<&Status>, label: &str| {
+            let line = of(&now, earlier).into_iter().find(|detail| detail.label == label);
+            line.expect("each has a line").text
+        };
+        let later = "        2 requests, mean 100 us; since the start p50 0, p99 0, p99.9 0, longest 0";
+        assert_eq!(text(Some(&before), "  no disk"), later);
+        assert_eq!(text(Some(&before), "  disk"), "        0 requests");
+        assert_eq!(text(None, "  no disk"), "       12 requests, mean 83 us, p50 0, p99 0, p99.9 0, longest 0");
     }
 
     #[test]

@@ -284,7 +284,8 @@ pub fn traffic(disk: &DiskStatus, earlier: Option<&Status>) -> DiskTraffic {
 }
 
 impl Taken {
-    fn since(now: &LatencySummary, earlier: Option<&LatencySummary>) -> Self {
+    /// Returns the requests since `earlier`, or all of them.
+    pub(crate) fn since(now: &LatencySummary, earlier: Option<&LatencySummary>) -> Self {
         let (sum_ns, count) = earlier.map_or((0, 0), |earlier| (earlier.sum_ns, earlier.count));
         Self { count: now.count.saturating_sub(count), sum_ns: now.sum_ns.saturating_sub(sum_ns) }
     }
