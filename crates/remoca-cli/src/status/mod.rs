@@ -118,7 +118,7 @@ fn show_repeatedly(args: &StatusArgs) -> Result<()> {
         Some(socket) => {
             let socket = server::control(socket.as_deref(), &args.folder.config)?;
             let ask = || server::ask(&socket).map(|status| (status, Instant::now()));
-            repeat(args, ask, |now, before| show_server(args, now, before))
+            repeat(args, ask, |_, _| false, |now, before| show_server(args, now, before))
         }
         None => {
             let mut page = Page::default();
@@ -127,7 +127,9 @@ fn show_repeatedly(args: &StatusArgs) -> Result<()> {
                 taken += 1;
                 collect(args, taken)
             };
-            repeat(args, collect, |now, before| show(args, &mut page, now, before))
+            // A page takes its snapshots in its own time.
+            let is_same = |before: &Answers, now: &Answers| args.from.is_some() && before.snapshot == now.snapshot;
+            repeat(args, collect, is_same, |now, before| show(args, &mut page, now, before))
         }
     }
 }
@@ -137,22 +139,26 @@ fn now_s() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along. After the first status it
-/// goes on while there is none: a process that is restarted is what somebody may be waiting to see.
+/// Collects a status and shows it, again and again if an interval is given. Passes the previous status along. One that `is_same` as that
+/// is neither shown nor counted. After the first status it goes on while there is none: a process that is restarted is what somebody may
+/// be waiting to see.
 ///
 /// # Errors
 /// If there is no status at first, or none at the last of a number of times.
 fn repeat<S>(
     args: &StatusArgs,
     mut collect: impl FnMut() -> Result<S>,
+    is_same: impl Fn(&S, &S) -> bool,
     mut show: impl FnMut(&S, Option<&S>) -> Result<()>,
 ) -> Result<()> {
     let (mut before, mut shown) = (None, 0);
     loop {
         let looked = collect();
-        shown += 1;
+        let is_shown = matches!((&looked, &before), (Ok(now), Some(before)) if is_same(before, now));
+        shown += u32::from(!is_shown);
         let interval = args.interval.filter(|_| args.count.is_none_or(|count| shown < count));
         match looked {
+            Ok(_) if is_shown => {}
             Ok(now) => {
                 show(&now, before.as_ref())?;
                 before = Some(now);

@@ -310,6 +310,22 @@ fn an_agent_that_is_gone_is_named_first() {
     );
 }
 
+/// A page that takes a snapshot each three seconds is asked each second. Nothing happens between a snapshot and itself.
+#[test]
+fn a_snapshot_of_a_page_is_shown_once() {
+    let machine = machine("seen", Setup { seed: 917, ..Setup::default() });
+    let page = Page::start_every(3, machine.folder.path(), &[machine.control()]);
+    let mut table = String::new();
+    // On a busy machine it may not have answered in time for each of them.
+    wait_until("a line of each of three snapshots", || {
+        let output = run(&["status", "-i", "1", "-c", "3", "--from", &page.address]);
+        table = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success() && table.lines().count() == 4
+    });
+    let mut over = table.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1));
+    assert!(over.all(|over| over != "0s"), "{table}");
+}
+
 /// `script` gives it a terminal, and keeps what is written there.
 #[test]
 fn the_terminal_screen_shows_a_vm_and_a_key_ends_it() {
