@@ -44,7 +44,7 @@ fn region(guest: &TestGuest, index: usize) -> VhostUserMemoryRegionInfo {
 #[test]
 fn messages_that_cannot_be_are_refused() {
     type Case = (&'static str, fn(&mut TestGuest) -> vhost::Result<()>);
-    let cases: [Case; 18] = [
+    let cases: [Case; 19] = [
         ("features that were not offered", |guest| guest.frontend().set_features(1 << 29)),
         ("memory beyond the end of its file", |guest| {
             let mut long = region(guest, 1);
@@ -122,6 +122,12 @@ fn messages_that_cannot_be_are_refused() {
             let file = File::from(memfd_create("long", MemfdFlags::CLOEXEC).unwrap());
             let shape = VhostUserInflight::new(4096, 0, 1, 16);
             guest.frontend().set_inflight_fd(&shape, file.as_raw_fd())
+        }),
+        ("a queue that is larger than its record", |guest| {
+            guest.share_memory()?;
+            let (shape, file) = guest.frontend().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, 8))?;
+            guest.frontend().set_inflight_fd(&shape, file.as_raw_fd())?;
+            guest.start_queue(0, 0)
         }),
         ("another byte of the configuration", |guest| {
             guest.frontend().set_config(0, VhostUserConfigFlags::WRITABLE, &[1])

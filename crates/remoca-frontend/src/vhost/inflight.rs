@@ -48,6 +48,8 @@ pub enum InflightError {
     Size { actual: u64, needed: usize },
     #[error("a record of version {version} with features {features:#x} for {descriptors} descriptors")]
     Layout { version: u16, features: u64, descriptors: u16 },
+    #[error("a record for queues of {record}, and one of {ring}")]
+    Ring { record: u16, ring: u16 },
     #[error("cannot make or map the record")]
     Map(#[source] std::io::Error),
 }
@@ -163,6 +165,10 @@ impl InflightQueue {
     /// Prepares the record for a ring of `ring_size` entries whose used index is `used`. Returns the heads that are in
     /// flight, in the order of their arrival.
     pub fn recover(&mut self, used: u16, ring_size: u16) -> Result<Vec<u16>, InflightError> {
+        // The size of a ring is up to the guest. Marks beyond a smaller record would be in that of another queue.
+        if ring_size > self.size {
+            return Err(InflightError::Ring { record: self.size, ring: ring_size });
+        }
         let version = self.version().load(Ordering::Relaxed);
         let descriptors = self.descriptor_count().load(Ordering::Relaxed);
         let features = self.region.at::<AtomicU64>(self.base).load(Ordering::Relaxed);
@@ -172,7 +178,7 @@ impl InflightQueue {
             self.set(self.version(), VERSION, Ordering::Release);
             return Ok(Vec::new());
         }
-        if version != VERSION || features != 0 || descriptors != self.size || ring_size > self.size {
+        if version != VERSION || features != 0 || descriptors != self.size {
             return Err(InflightError::Layout { version, features, descriptors });
         }
         self.finish_last_batch(used);
@@ -459,6 +465,17 @@ mod tests {
         assert!(matches!(short, Err(InflightError::Size { .. })), "a record longer than its file");
         let small = InflightRegion::open(file, 64, 0, 2, SIZE);
         assert!(matches!(small, Err(InflightError::Size { .. })), "a record shorter than its queues");
+    }
+
+    #[test]
+    fn a_ring_that_is_larger_than_its_record_is_refused_before_and_after_the_record_is_used() {
+        let (file, bytes) = record();
+        for _ in 0..2 {
+            let refused = queue(&file, bytes).recover(0, 2 * SIZE);
+            assert!(matches!(refused, Err(InflightError::Ring { record: SIZE, ring: 16 })), "{refused:?}");
+            assert_eq!(queue(&file, bytes).recover(0, SIZE).unwrap(), NONE);
+        }
+        assert_eq!(queue(&file, bytes).recover(0, SIZE / 2).unwrap(), NONE, "a smaller one is not");
     }
 
     #[test]
