@@ -135,8 +135,9 @@ impl Handler {
     /// Returns whether another process could continue the connection after a kill, whatever is in flight.
     pub fn outlives_process(&self) -> bool {
         let protocol = VhostUserProtocolFeatures::from_bits_truncate(self.protocol_features.unwrap_or(0));
-        let is_recorded = self.inflight.is_some() || !self.vrings.iter().any(|vring| vring.running);
-        protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) && is_recorded
+        let is_recorded = |number| self.inflight.as_ref().is_some_and(|record| record.has(number));
+        let mut running = self.vrings.iter().enumerate().filter(|(_, vring)| vring.running);
+        protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) && running.all(|(number, _)| is_recorded(number))
     }
 
     /// Returns whether the guest has its write cache on.
@@ -438,5 +439,30 @@ impl VhostUserBackendReqHandlerMut for Handler {
         wake::keep(&file).map_err(failure)?;
         let log = DirtyLog::open(file, log.mmap_size, log.mmap_offset).map_err(failure)?;
         self.io.call(Command::SetLog(log)).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vhost::device::VhostDevice;
+
+    /// Nobody knows how far the others had got.
+    #[test]
+    fn a_connection_outlives_the_process_only_while_all_queues_that_run_are_in_the_record() {
+        let config = DeviceConfig::disk("test", "serial", 1 << 20);
+        let (_device, io) = VhostDevice::without_front_end(config.clone(), None).unwrap();
+        let mut handler = Handler::new(Arc::new(config), io);
+        assert!(!handler.outlives_process(), "it is not agreed that there is a record");
+        handler.protocol_features = Some(PROTOCOL_FEATURES.bits());
+        assert!(handler.outlives_process(), "no queue runs");
+        handler.vrings[0].running = true;
+        assert!(!handler.outlives_process());
+        let (file, bytes) = InflightRegion::create(2, 8, true).unwrap();
+        handler.inflight = Some(Arc::new(InflightRegion::open(file, bytes, 0, 2, 8).unwrap()));
+        for (number, is_recorded) in [(0, true), (1, true), (2, false)] {
+            handler.vrings[number].running = true;
+            assert_eq!(handler.outlives_process(), is_recorded, "queue {number}");
+        }
     }
 }

@@ -132,6 +132,11 @@ impl InflightRegion {
         }
     }
 
+    /// Returns whether there is a record of queue `number`.
+    pub fn has(&self, number: usize) -> bool {
+        number < usize::from(self.queues)
+    }
+
     fn trailer(&self) -> usize {
         queues_bytes(self.queues, self.size)
     }
