@@ -60,7 +60,9 @@ impl Terms {
             );
             return Err(OpenError::new(OpenErrorKind::Unsuitable, message));
         }
-        Ok(Self { geometry: Geometry { size: new.size, ..old }, abilities: terms.abilities })
+        // The part of a sector at the end is not used, as in an image that has grown.
+        let size = new.size - new.size % u64::from(old.logical_sector);
+        Ok(Self { geometry: Geometry { size, ..old }, abilities: terms.abilities })
     }
 }
 
@@ -176,6 +178,9 @@ mod tests {
             let error = terms.agree_again("server", other, false).unwrap_err();
             assert!(error.to_string().contains("another disk"), "{error}");
         }
+        let coarse = Terms::agree("server", Export { block_min: 4096, ..EXPORT }, false, false).unwrap();
+        let odd = coarse.agree_again("server", Export { size: EXPORT.size + 4096 + 512, ..EXPORT }, false).unwrap();
+        assert_eq!(odd.geometry, Geometry { size: EXPORT.size + 4096, ..coarse.geometry }, "in sectors as before");
         let no_flush = Export { flags: ExportFlags(ExportFlags::FUA), ..EXPORT };
         let error = terms.agree_again("server", no_flush, false).unwrap_err();
         assert!(error.to_string().contains("without flush"), "{error}");
