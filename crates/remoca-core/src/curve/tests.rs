@@ -206,6 +206,27 @@ fn a_block_of_the_older_sample_is_not_renewed() {
     assert_eq!((queue.len(), queue.older()), (10, 9));
 }
 
+/// The present sample has lower priorities than the older one, and higher ones.
+#[test]
+fn the_older_sample_is_thinned_out_alone() {
+    let (older, present) = ((0..300).map(|at| at * 7 % 300 * 2), (0..300).map(|at| at * 7 % 300 * 2 + 1));
+    let mut queue = Queue::new();
+    older.clone().for_each(|priority| queue.put(priority));
+    queue.begin_sample();
+    present.clone().for_each(|priority| queue.put(priority));
+    queue.forget(10);
+    assert_eq!(queue.thin_older(), 472, "the lowest of 64");
+    let left: Vec<u64> = older.filter(|priority| *priority < 472 && *priority != 10).collect();
+    assert_eq!((queue.older(), queue.len(), left.len()), (235, 535, 235));
+    assert_eq!(queue.take(472), None);
+    for (at, priority) in left.iter().enumerate() {
+        let place = Place { rank: left.len() - at, newer: Some(300) };
+        assert_eq!(queue.take(*priority), Some(place), "{priority}");
+    }
+    assert_eq!((queue.older(), queue.len()), (0, 300));
+    assert!(queue.iter().eq(present));
+}
+
 /// Through all groups of slots, and over the ends of the slots.
 #[test]
 fn a_queue_agrees_with_a_list() {
@@ -689,6 +710,68 @@ fn a_scan_of_which_one_class_is_seen_costs_no_rate() {
     assert!(curve.rate() < 1.);
     curve.see_class_of(1);
     assert!(curve.rate() > 0.9 * all, "{} after {all}", curve.rate());
+}
+
+/// Those of the lowest priorities stay of the older sample.
+#[test]
+fn the_older_sample_gives_room_until_half_of_the_queue_is_of_the_class() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    let (all, half) = (SAMPLES_MAX as u64, SAMPLES_MAX / 2);
+    (0..all).for_each(|number| curve.evicted(block(number)));
+    curve.see_class_of(128);
+    (all..all + all / 2).for_each(|number| curve.evicted(block(number)));
+    let mut priorities: Vec<u64> = (0..all).map(|number| priority_of(block(number))).collect();
+    let oldest = priorities.clone();
+    priorities.sort_unstable();
+    let middle = priorities[half];
+    assert_eq!((curve.queue.older(), curve.followed(), curve.rate()), (half, SAMPLES_MAX, 1.));
+    assert_eq!(curve.older.threshold, middle);
+    let oldest = oldest.into_iter().find(|priority| *priority < middle).unwrap();
+    assert_eq!(curve.clone().queue.take(oldest), Some(Place { rank: half, newer: Some(half) }));
+    // Half of the queue is for the class: it lowers its own rate from now on.
+    curve.evicted(block(2 * all));
+    assert!((0.9..1.).contains(&curve.rate()), "{}", curve.rate());
+    assert_eq!((curve.queue.older(), curve.older.threshold), (half, middle));
+    assert!(curve.followed() <= SAMPLES_MAX - SAMPLES_MAX / 64 + 1);
+}
+
+/// The other way round: of all pages fewer blocks are followed than of the class.
+#[test]
+fn a_queue_that_is_full_of_a_class_makes_room_for_all_pages() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    curve.limit_rate(1. / 64.);
+    curve.see_class_of(64);
+    let all = SAMPLES_MAX as u64;
+    (0..all).for_each(|number| curve.evicted(block(number)));
+    curve.see_class_of(1);
+    let sampled = (all..).map(block).find(|block| curve.samples(*block)).unwrap();
+    curve.evicted(sampled);
+    let fewer = SAMPLES_MAX / 64;
+    assert_eq!((curve.queue.older(), curve.followed()), (SAMPLES_MAX - fewer, SAMPLES_MAX - fewer + 1));
+    assert!((curve.rate() - 1. / 64.).abs() < 1e-9);
+    // One that is of the older sample alone is found there.
+    let is_older = |number: &u64| (curve.threshold..curve.older.threshold).contains(&priority_of(block(*number)));
+    let newest = (0..all).rev().find(is_older).unwrap();
+    curve.read(block(newest));
+    let ratios = curve.miss_ratios([0, 2048].map(PageCount)).unwrap();
+    assert!(ratios[0] > 1. - 1e-9 && ratios[1] < 1e-9, "{ratios:?}");
+}
+
+#[test]
+fn classes_that_change_often_leave_the_rate_and_the_order_as_they_are() {
+    let mut curve = MissRatioCurve::new(&KEY, REACH_MAX);
+    (0..30_000).for_each(|number| curve.evicted(block(number)));
+    let all = curve.rate();
+    for number in 1..=9 {
+        curve.see_class_of(if number % 2 == 0 { 1 } else { 128 });
+    }
+    assert_eq!((curve.followed(), curve.reach()), (0, REACH_MIN), "of a third sample nothing is known");
+    curve.see_class_of(1);
+    assert!((curve.rate() - all).abs() < 1e-12, "{} after {all}", curve.rate());
+    let sampled: Vec<_> = (0..30_000).map(block).filter(|block| curve.samples(*block)).take(9).collect();
+    sampled.iter().for_each(|block| curve.evicted(*block));
+    sampled.iter().for_each(|block| curve.read(*block));
+    assert_eq!((curve.followed(), curve.histogram.beyond), (0, 0.));
 }
 
 /// Also before any block of the present sample is in the queue.
