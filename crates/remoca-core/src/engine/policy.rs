@@ -27,6 +27,8 @@ const BIMODAL: u32 = 32;
 const SHADOW_ENTRIES: u32 = 1024;
 /// Number of reads, for each page of the cache, after which a renewal is decided: a loop is judged by whole passes.
 const RENEWAL_READS: u32 = 16;
+/// The same while the shadow caches were never full: what is read again fits the cache then, so its passes are short.
+const FIRST_RENEWAL_READS: u32 = 4;
 /// Number of sampled reads between two decisions.
 const DECISION_READS: u32 = 32;
 /// Number of classes into which the agent divides the guest's pages, to send one of them. A power of two.
@@ -416,7 +418,8 @@ impl Policy {
             self.comparison.reads += u32::from(is_counted);
             self.comparison.cache += u32::from(is_counted && is_cached);
             self.comparison.shadow += bimodal;
-            if self.comparison.reads.max(self.comparison.shadow) >= RENEWAL_READS * entries {
+            let least = if self.tally.in_full == 0 { FIRST_RENEWAL_READS } else { RENEWAL_READS };
+            if self.comparison.reads.max(self.comparison.shadow) >= least * entries {
                 self.renew();
             }
         }
@@ -695,6 +698,28 @@ mod tests {
         assert_eq!(renewal(200, 610), Renewal::Whole(50));
         assert_eq!(renewal(0, 4), Renewal::Keep, "by chance");
         assert_eq!(renewal(0, 0), Renewal::Keep);
+    }
+
+    /// The shadow caches of a successor are empty, and what fits the cache does not fill them. Without a full one no policy is better.
+    #[test]
+    fn a_successor_renews_its_cache_soon_for_a_working_set_that_fits() {
+        for follows in [true, false] {
+            let mut guest = Guest::new(follows);
+            guest.policy.restore(true);
+            (0..4).for_each(|_| _ = guest.read(0..7000));
+            assert_eq!(
+                (guest.policy.renewal, guest.policy.comparison.cache),
+                (Renewal::Keep, 0),
+                "not before enough is read"
+            );
+            (0..2).for_each(|_| _ = guest.read(0..7000));
+            assert_eq!((guest.policy.renewal, guest.policy.tally.in_full), (Renewal::Whole(8192), 0));
+            // A loop that does not fit is judged by whole passes.
+            let mut guest = Guest::new(follows);
+            guest.policy.restore(true);
+            (0..4).for_each(|_| _ = guest.read(0..12_288));
+            assert_eq!(guest.policy.renewal, Renewal::Keep);
+        }
     }
 
     #[test]
