@@ -338,7 +338,10 @@ impl Policy {
             return;
         }
         self.capacity = capacity;
-        let one_of = capacity.0.div_ceil(SHADOW_ENTRIES).max(1).checked_next_power_of_two().unwrap_or(1 << 31);
+        // A cache that changes a little and often, as one that memory is given to in steps, would never be judged.
+        let is_another = capacity.0.abs_diff(self.compared_at.0) > self.compared_at.0 / 8;
+        let least = capacity.0.div_ceil(SHADOW_ENTRIES).max(1).checked_next_power_of_two().unwrap_or(1 << 31);
+        let one_of = if is_another { least } else { least.max(self.one_of) };
         let is_same_sample = one_of == self.one_of;
         // Of the contents that were not sampled before, nothing is known; nor is what an entry of a class stands for now.
         let goes_on = one_of > self.one_of && self.classes == 1 && !self.has_any_of_class();
@@ -348,8 +351,7 @@ impl Policy {
             shadow.retain(|content| is_same_sample || goes_on && is_one(content, one_of));
             shadow.resize(capacity.0 / one_of);
         }
-        // A cache that changes a little and often, as one that memory is given to in steps, would never be judged.
-        if !is_same_sample || capacity.0.abs_diff(self.compared_at.0) > self.compared_at.0 / 8 {
+        if !is_same_sample || is_another {
             (self.tally, self.comparison) = (Tally::default(), Comparison::default());
             self.compared_at = capacity;
         }
@@ -530,6 +532,23 @@ mod tests {
         assert!(compared(&same) == compared(&changed) && compared(&same).1 > 1000, "{:?}", compared(&changed));
         changed.policy.fit(PageCount(7100));
         assert_eq!((changed.policy.one_of, compared(&changed)), (8, (0, 0)), "that is another cache");
+    }
+
+    /// Of a cache of up to 8,192 pages 1 in 8 is followed, of a larger one 1 in 16.
+    #[test]
+    fn a_cache_whose_size_changes_a_little_keeps_its_sample() {
+        let mut policy = Policy::new();
+        policy.fit(PageCount(8192));
+        policy.fit(PageCount(8193));
+        (0..512).for_each(|number| policy.note_eviction(content(16 * number)));
+        policy.note_read(content(0), false);
+        for pages in [8192, 8193, 7200, 8193] {
+            policy.fit(PageCount(pages));
+            assert_eq!((policy.one_of, policy.tally.reads), (16, 1), "{pages}");
+            assert!(entries(&policy).len() >= 450, "{pages}");
+        }
+        policy.fit(PageCount(7168));
+        assert_eq!((policy.one_of, policy.tally.reads, entries(&policy).len()), (8, 0, 0), "that is another cache");
     }
 
     #[test]
