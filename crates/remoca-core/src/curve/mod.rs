@@ -282,6 +282,9 @@ impl MissRatioCurve {
             self.see_one_of(1);
         }
         if self.queue.older() > 0 {
+            if self.returns_to_class(classes) {
+                return;
+            }
             self.note_lost();
         }
         self.queue.begin_sample();
@@ -290,6 +293,21 @@ impl MissRatioCurve {
         self.one_of = classes;
         self.threshold = raised(base, classes);
         self.raised_from = (classes > 1).then_some(base);
+    }
+
+    /// Goes on with the older sample if it is of one class of `classes`, and all pages were seen for a while. Of the blocks of that while as many
+    /// stay as make each stand for as many others as those of the class do. Returns whether it goes on.
+    fn returns_to_class(&mut self, classes: u32) -> bool {
+        let Sample { threshold, one_of } = self.older;
+        // A class of which fewer blocks are followed than half of what may be begins anew.
+        let goes_on =
+            self.raised_from.is_none() && one_of == classes && threshold >= raised(self.threshold, classes) / 2;
+        if goes_on {
+            self.queue.join(threshold / u64::from(classes));
+            self.raised_from = Some(self.threshold.min(threshold));
+            (self.threshold, self.one_of) = (threshold, classes);
+        }
+        goes_on
     }
 
     /// Sets how many evictions there are for each one that is seen, at random. The queue is thinned out to the same share. If more are

@@ -87,6 +87,13 @@ impl Queue {
         }
     }
 
+    /// Makes one sample of both. Of the present one the blocks of a priority below `threshold` stay.
+    pub(super) fn join(&mut self, threshold: u64) {
+        let boundary = self.boundary;
+        self.retain_slots(|slot, priority| slot < boundary || priority < threshold);
+        (self.boundary, self.older) = (0, 0);
+    }
+
     /// Returns the bytes that the queue takes.
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.slots) + size_of_val(&*self.live) + size_of_val(&*self.table)

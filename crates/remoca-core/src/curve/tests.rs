@@ -227,6 +227,17 @@ fn the_older_sample_is_thinned_out_alone() {
     assert!(queue.iter().eq(present));
 }
 
+#[test]
+fn two_samples_become_one() {
+    let mut queue = Queue::new();
+    [4, 90, 8].into_iter().for_each(|priority| queue.put(priority));
+    queue.begin_sample();
+    [9, 3, 7, 8].into_iter().for_each(|priority| queue.put(priority));
+    queue.join(8);
+    assert_eq!(queue.iter().collect::<Vec<_>>(), [4, 90, 3, 7]);
+    assert_eq!((queue.older(), queue.len(), queue.renew(90)), (0, 4, Some(3)));
+}
+
 /// Through all groups of slots, and over the ends of the slots.
 #[test]
 fn a_queue_agrees_with_a_list() {
@@ -755,6 +766,53 @@ fn a_queue_that_is_full_of_a_class_makes_room_for_all_pages() {
     curve.read(block(newest));
     let ratios = curve.miss_ratios([0, 2048].map(PageCount)).unwrap();
     assert!(ratios[0] > 1. - 1e-9 && ratios[1] < 1e-9, "{ratios:?}");
+}
+
+/// A loop of 29,000 stack distance. In each third of a pass all pages are seen for a while, as where writes free slots and every page may fill them.
+#[test]
+fn a_class_that_all_pages_interrupt_now_and_then_goes_on() {
+    let (mut curve, passes) = (MissRatioCurve::new(&KEY, FAR), 12);
+    for at in 0..passes * 30_000_u64 {
+        let classes = if at % 10_000 < 9000 { 64 } else { 1 };
+        curve.see_class_of(classes);
+        curve.read(block(at % 30_000));
+        let evicted = (at + 29_000) % 30_000;
+        if evicted.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & u64::from(classes - 1) == 0 {
+            curve.evicted(block(evicted));
+        }
+    }
+    let ratios = curve.miss_ratios([1000, 25_000, 33_000].map(PageCount)).unwrap();
+    for (ratio, hits) in ratios.iter().zip([0., 0., 11. / 12.]) {
+        assert!((1. - ratio - hits).abs() < 0.06, "{ratios:?}");
+    }
+    assert_eq!(curve.reach(), FAR, "nothing is lost");
+    assert!((curve.rate() - 1.).abs() < 1e-9);
+}
+
+/// What came meanwhile stands for as many blocks as what is of the class.
+#[test]
+fn a_class_that_goes_on_has_one_block_of_many_of_what_came_meanwhile() {
+    let mut curve = MissRatioCurve::new(&KEY, FAR);
+    curve.see_class_of(64);
+    (0..100).for_each(|number| curve.evicted(block(number)));
+    curve.see_class_of(1);
+    (1000..3000).for_each(|number| curve.evicted(block(number)));
+    curve.see_class_of(64);
+    let is_left = |number: &u64| priority_of(block(*number)) < priority::ALL / 64;
+    let left = (1000..3000).filter(is_left).count();
+    assert_eq!((curve.followed(), curve.queue.older(), curve.one_of()), (100 + left, 0, 64));
+    assert!((20..45).contains(&left), "{left}");
+    curve.see_class_of(1);
+    assert!((curve.rate() - 1.).abs() < 1e-9);
+
+    // One that was thinned out to less than half begins anew.
+    curve.see_class_of(64);
+    curve.limit_rate(0.25);
+    curve.see_class_of(1);
+    let sampled = (0..).map(block).find(|block| curve.samples(*block)).unwrap();
+    curve.evicted(sampled);
+    curve.see_class_of(64);
+    assert_eq!((curve.rate(), curve.queue.older(), curve.followed()), (1., 1, 1));
 }
 
 #[test]
