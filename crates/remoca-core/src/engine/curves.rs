@@ -49,12 +49,16 @@ struct Ready {
     limit: Priority,
     /// Whether a block that is read may be followed.
     follows: bool,
+    /// Number of blocks read since then, which the curves do not count yet.
+    reads: u64,
+    /// Time of the newest of these reads.
+    read_at: Nanos,
 }
 
 /// Curves of a VM.
 pub(super) struct Curves {
     pub(super) is_on: bool,
-    /// What was looked at for the last read; `None` if it may be otherwise now.
+    /// What was looked at for the last read; `None` if it may be otherwise now. Its reads are counted in the end ([`Self::look_again`]).
     ready: Option<Ready>,
     pub(super) key: [u8; 16],
     /// Reach of all curves: that of the largest cache that the VM had.
@@ -67,7 +71,7 @@ pub(super) struct Curves {
     pub(super) contents: Option<Contents>,
     /// Upper bound on the rate of new curves.
     rate_max: f64,
-    /// Number of blocks told since the curves followed what changes only now and then.
+    /// Number of blocks told since the curves followed what changes only now and then, without those of `ready`.
     told: u64,
     /// Time of the newest read of a block that is not zero; `None` before the first one.
     pub(super) read_at: Option<Nanos>,
@@ -91,8 +95,10 @@ impl Curves {
 
     /// Tells the curves what happened to the block of a disk that has this priority.
     pub(super) fn take(&mut self, kind: EventKind, disk: DiskIndex, priority: Priority) {
-        // The first block that is followed.
-        self.ready = self.ready.filter(|ready| ready.follows);
+        if self.ready.is_some_and(|ready| !ready.follows) {
+            // The first block that is followed.
+            self.look_again();
+        }
         self.each_of(disk, |watched| watched.curve.take(kind, priority));
     }
 
@@ -121,15 +127,33 @@ impl Curves {
     /// Returns what [`Self::ready`] says of a disk from now on, until that may change. `all_evicted` says that each block that is read counts
     /// as evicted at once.
     pub(super) fn look(&mut self, disk: DiskIndex, all_evicted: bool) -> Option<Priority> {
+        debug_assert!(self.ready.is_none(), "reads that are not counted yet");
         self.begin_disk(disk);
         let (limit, follows) = (self.present_limit(disk), all_evicted || !self.follow_nothing(disk));
-        self.ready = Some(Ready { disk, limit, follows });
+        self.ready = Some(Ready { disk, limit, follows, reads: 0, read_at: Nanos(0) });
         follows.then_some(limit)
     }
 
-    /// Has what is kept for each read looked at again: what is seen of evictions, or a curve, has changed.
+    /// Has what is kept for each read looked at again: what is seen of evictions, or a curve, has changed. Counts the reads since the last look.
     pub(super) fn look_again(&mut self) {
-        self.ready = None;
+        let Some(Ready { disk, follows, reads, read_at, .. }) = self.ready.take() else { return };
+        if reads > 0 {
+            self.told += reads;
+            self.read_at = Some(read_at);
+            self.each_of(disk, |watched| match follows {
+                true => watched.curve.count_reads(reads),
+                false => watched.curve.missed(reads),
+            });
+        }
+    }
+
+    /// Counts `blocks` blocks that are read of the disk that was looked at last, when the curves are looked at again. Returns whether that is due.
+    #[inline]
+    pub(super) fn note_reads(&mut self, now: Nanos, blocks: u64) -> bool {
+        let Some(ready) = &mut self.ready else { return false };
+        ready.reads += blocks;
+        ready.read_at = now;
+        ready.reads >= FOLLOW_EVERY
     }
 
     /// Returns whether no curve of a disk follows a block, and all would be followed.
@@ -137,10 +161,15 @@ impl Curves {
         self.vm.curve.follows_nothing() && self.own(disk).is_none_or(|own| own.curve.follows_nothing())
     }
 
-    /// Counts blocks of which the curves were told. Returns whether they are to follow now what changes only now and then.
+    /// Counts one more block, not read, of which the curves were told.
     #[inline]
-    pub(super) fn note_told(&mut self, blocks: u64) -> bool {
-        self.told += blocks;
+    pub(super) fn note_told(&mut self) {
+        self.told += 1;
+    }
+
+    /// Returns whether the curves are to follow now what changes only now and then.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
         self.told >= FOLLOW_EVERY
     }
 

@@ -144,7 +144,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
                 self.tell_read(block, limit);
             }
         }
-        self.end_telling(now, disk, limit.is_some(), count - zeroes);
+        self.end_telling(now, count - zeroes);
         let there = zeroes + cached;
         let asked = || PoolIndex::all().zip(counts).filter(|(_, count)| *count > 0);
         let reachable = asked().all(|(pool, count)| self.pools.can_fetch(pool, count));

@@ -96,7 +96,14 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     #[inline(never)]
     fn look_at_curves(&mut self, disk: DiskIndex) -> Option<Priority> {
-        if self.curves.is_on { self.curves.look(disk, self.admit.takes_reads()) } else { None }
+        if !self.curves.is_on {
+            return None;
+        }
+        self.curves.look_again();
+        if self.curves.is_due() {
+            self.settle_curves();
+        }
+        self.curves.look(disk, self.admit.takes_reads())
     }
 
     /// Tells the curves that the guest reads a block, if it may be followed. It is not known to be zero.
@@ -115,19 +122,11 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.curves.take(kind, block.disk, priority);
     }
 
-    /// Counts the `told` blocks of a read that are not known to be zero. `may_be_followed`: the curves were told of those that they follow
-    /// ([`Self::tell_read`]); otherwise they follow none.
+    /// Counts the `told` blocks of a read that are not known to be zero, and of which the curves were told if they may follow them
+    /// ([`Self::tell_read`]).
     #[inline]
-    pub(super) fn end_telling(&mut self, now: Nanos, disk: DiskIndex, may_be_followed: bool, told: u64) {
-        if told == 0 || !self.curves.is_on {
-            return;
-        }
-        self.curves.read_at = Some(now);
-        self.curves.each_of(disk, |watched| match may_be_followed {
-            true => watched.curve.count_reads(told),
-            false => watched.curve.missed(told),
-        });
-        if self.curves.note_told(told) {
+    pub(super) fn end_telling(&mut self, now: Nanos, told: u64) {
+        if told > 0 && self.curves.note_reads(now, told) {
             self.settle_curves();
         }
     }
@@ -161,7 +160,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if let Some(priority) = self.curves.find(block, self.curves.limit(block.disk)) {
             self.curves.take(kind, block.disk, priority);
         }
-        if self.curves.note_told(1) {
+        self.curves.note_told();
+        if self.curves.is_due() {
             self.settle_curves();
         }
     }

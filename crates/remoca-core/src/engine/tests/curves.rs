@@ -1,6 +1,7 @@
 //! What the engine's events tell the miss-ratio curves.
 
 use super::*;
+use crate::curve::WINDOW_KEPT;
 
 /// Returns how many hits a cache of 1, 2, 3 ... pages would have had, and the number of reads.
 fn hits(bench: &mut Bench, disk: Option<DiskIndex>) -> Option<(Vec<u32>, u32)> {
@@ -317,6 +318,21 @@ fn windows_end_also_where_a_long_write_comes_before_64_events() {
     let report = bench.engine.curve(bench.now, None, &[]).unwrap();
     assert_eq!(report.last_window.len(), 23);
     assert!(report.reads < 1200., "the reads of the window fade: {}", report.reads);
+}
+
+/// Each read is of another disk than the one before it. A window that ended only when somebody asks would take all reads with it.
+#[test]
+fn windows_end_also_where_two_disks_are_read_in_turn() {
+    let mut bench = of_disk_alone();
+    for bno in 0..800 {
+        for disk in [DISK, OTHER_DISK] {
+            bench.wait(100 * MS);
+            read(&mut bench, disk, bno, 1);
+        }
+    }
+    let report = bench.engine.curve(bench.now, None, &[]).unwrap();
+    assert_eq!(report.last_window.len(), 23);
+    assert!(report.reads > 1600. * WINDOW_KEPT + 100., "reads after the window count whole: {}", report.reads);
 }
 
 #[test]
