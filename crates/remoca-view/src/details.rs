@@ -35,14 +35,8 @@ pub fn of(status: &Status, earlier: Option<&Status>) -> Vec<Detail> {
             lines.add("", MORE.into());
         }
     }
-    let latencies: [(&'static str, fn(&Status) -> &LatencySummary); 4] = [
-        ("read", |status| &status.latency.read),
-        ("  no disk", |status| &status.latency.read_from_cache),
-        ("  disk", |status| &status.latency.read_from_disk),
-        ("write", |status| &status.latency.write),
-    ];
-    for (label, summary) in latencies {
-        lines.add(label, latency_text(summary(status), earlier.map(summary)));
+    for (at, label) in ["read", "  no disk", "  disk", "write"].into_iter().enumerate() {
+        lines.add(label, latency_text(latencies(status)[at], earlier.map(|earlier| latencies(earlier)[at])));
     }
     let (disk, server) = (normal(status.hedging.disk.as_ref()), normal(status.hedging.server.as_ref()));
     lines.add("now", format!("disk {disk}; server {server}; late after {:.0} us", status.hedging.late_after_us));
@@ -235,6 +229,11 @@ fn port_text(port: &PortStatus) -> String {
         format!(": {} captured, {} lost, {} left out{classes}", agent.captured, agent.lost, agent.sampled_out)
     });
     format!("{}, {attached}, {state}{counters}", port.socket)
+}
+
+/// Returns the latencies of reads, of those that the cache answered and of those that the disk did, and of writes.
+fn latencies(Status { latency, .. }: &Status) -> [&LatencySummary; 4] {
+    [&latency.read, &latency.read_from_cache, &latency.read_from_disk, &latency.write]
 }
 
 /// Returns the requests since `earlier`, or since the start, and their mean time. Quantiles are known of all requests together alone.
