@@ -266,6 +266,29 @@ fn a_process_that_got_its_disks_leaves_a_warm_cache_to_its_successors() {
     machine.finish();
 }
 
+/// A hypervisor may hold the guest for a while when it has moved it. Nothing but a mark says later that the disks came.
+#[test]
+fn a_process_that_was_upgraded_before_its_guest_ran_there_has_its_disks_after_a_kill() {
+    let (_server, mut machine) = machine(86);
+    let other = hand_over(&mut machine, "b");
+    machine.program.terminate();
+    let has_peer = |status: Status| status.migration.is_some_and(|migration| migration.peer.is_some());
+    wait_until("the source is known to be gone", || !has_peer(other.status()));
+    let said = run(&["upgrade", other.host.join("control").to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    drop(machine.move_to(other));
+    machine.run(20);
+    machine.program.kill();
+    // Restarts it as a service manager does: with all of its options.
+    let options = wait_at(&machine, &address(&machine, "b"));
+    machine.setup().arguments.extend(options);
+    machine.restart();
+    assert!(machine.status().migration.is_none(), "it waits for disks that are here: {}", machine.program.log());
+    machine.pages_sent = 0;
+    machine.run(20);
+    machine.finish();
+}
+
 /// Expects that `remoca status -v` shows `text`.
 #[track_caller]
 fn expect_shown(machine: &Machine, text: &str) {

@@ -180,10 +180,7 @@ fn parts(
     let header = state.as_ref().map(StateFile::header);
     let (key, seed) = header.as_ref().map_or((config.key, config.seed), |header| (header.key(), header.seed()));
     let config = EngineConfig { key, seed, disks: engine.index().layout().disks(), ..config };
-    let (host, kept_at) = (Box::new(HostPeers), options.state.clone());
-    let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
-    let migration = Migration::new(host, incoming, mark, kept_at, config, lock_reaches, found.are_away);
-    let migration = migration.context("--incoming")?;
+    let migration = migration(options, &found, mark, lock_reaches, config, inherited.is_some())?;
     let control = control_socket(options, inherited.as_mut())?;
     let trace = trace(options, inherited.is_some())?;
     give_back(unused_pools(&former, cold_reason.is_none() && !cache.endpoints.are_none()));
@@ -354,6 +351,25 @@ fn whereabouts(options: &Options, is_upgrade: bool) -> Result<Whereabouts> {
     // A key that cannot be read is reported before anything is opened.
     found.incoming.as_ref().map(address_and_key).transpose().context(WrongOptions)?;
     Ok(found)
+}
+
+/// Returns the state of migration at the start. `is_upgrade`: a previous program of this process had its disks.
+fn migration(
+    options: &Options,
+    found: &Whereabouts,
+    mark: Option<Mark>,
+    lock_reaches: bool,
+    config: EngineConfig,
+    is_upgrade: bool,
+) -> Result<Migration> {
+    let (host, kept_at) = (Box::new(HostPeers), options.state.clone());
+    let incoming = found.incoming.as_ref().map(address_and_key).transpose()?;
+    let migration = Migration::new(host, incoming, mark, kept_at, config, lock_reaches, found.are_away);
+    let mut migration = migration.context("--incoming")?;
+    if is_upgrade && options.incoming.is_some() {
+        migration.owe_mark();
+    }
+    Ok(migration)
 }
 
 /// Returns the address at which the process waits for disks, and the key of the process that brings them.

@@ -113,6 +113,12 @@ impl Migration {
         })
     }
 
+    /// Makes the process record that its disks came when a guest runs here: the disks may have come to a previous program of this
+    /// process, which waited for the guest.
+    pub fn owe_mark(&mut self) {
+        self.owes_mark = self.lock_reaches;
+    }
+
     /// Returns whether requests of the guest are executed.
     pub(super) fn serves(&self) -> bool {
         self.ownership.serves()
