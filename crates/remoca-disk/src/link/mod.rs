@@ -23,7 +23,7 @@ pub use connect::{Answer, AnswerTo, Connected, HostNetwork, LinkError, Network, 
 pub use memory::PoolMemory;
 pub use session::{PageHere, Received, Session, Size, Traffic};
 
-use crate::endpoints::{Endpoints, SERVERS_MAX};
+use crate::endpoints::Endpoints;
 use crate::state::{Header, NUMBER_MAX, RosterEntry};
 use away::{Rejoins, Waiting};
 use connect::{Asker, bye};
@@ -147,9 +147,7 @@ impl ServerLink {
     fn keep(&self) {
         let Some(header) = &self.kept else { return };
         header.set_server_numbers(self.numbers);
-        for slot in 0..SERVERS_MAX {
-            header.set_server(slot, self.servers.get(slot).map(KnownServer::entry).as_ref());
-        }
+        header.set_roster(&self.servers.iter().map(KnownServer::entry).collect::<Vec<_>>());
     }
 
     /// Returns a link to these servers that uses the numbers, tokens and epochs of another process: it may have a pool

@@ -42,6 +42,8 @@ const AT_NUMBERS: usize = 9;
 /// The [`Settings`]: a hash of the options, and `size of the cache << 8 | number of servers << 1 | on`.
 const AT_OPTIONS: usize = 11;
 const AT_SETTINGS: usize = 12;
+/// Number of servers in [`AT_SETTINGS`] that no list has.
+const SERVERS_UNKNOWN: u64 = 0x7f << 1;
 /// `size of the local tier << 1 | 1`; 0 if there is none. Its server is the one after those of the list.
 const AT_LOCAL: usize = 13;
 /// The hash of each size in the options. Programs before this one leave what is there.
@@ -403,9 +405,16 @@ impl Header {
         self.shape.fixed + slot * self.shape.server
     }
 
-    /// Returns the recorded servers. Records that are not valid are skipped.
+    /// Returns the recorded servers. Records that are not valid are skipped. A server is there twice if a process died that moved
+    /// its record to another slot: it is returned once.
     pub fn roster(&self) -> Vec<RosterEntry> {
-        (0..SERVERS_MAX).filter_map(|slot| self.server(slot)).collect()
+        let mut roster: Vec<RosterEntry> = Vec::new();
+        for entry in (0..SERVERS_MAX).filter_map(|slot| self.server(slot)) {
+            if roster.iter().all(|known| known.number != entry.number) {
+                roster.push(entry);
+            }
+        }
+        roster
     }
 
     fn server(&self, slot: usize) -> Option<RosterEntry> {
@@ -423,6 +432,14 @@ impl Header {
             sends: if self.shape.server > SERVER_SENDS { self.get(at + SERVER_SENDS) } else { 0 },
             leaves: self.shape.server > SERVER_LEAVES && self.get(at + SERVER_LEAVES) == 1,
         })
+    }
+
+    /// Records these servers in place of all others. A process that dies meanwhile leaves no list: part of it would be believed.
+    pub fn set_roster(&self, servers: &[RosterEntry]) {
+        let settings = self.get(AT_SETTINGS);
+        self.set(AT_SETTINGS, settings | SERVERS_UNKNOWN);
+        (0..SERVERS_MAX).for_each(|slot| self.set_server(slot, servers.get(slot)));
+        self.set(AT_SETTINGS, settings);
     }
 
     /// Records `entry` in `slot`, or clears the slot. A server whose endpoint is too long for the record starts cold

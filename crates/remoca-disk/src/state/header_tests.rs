@@ -75,6 +75,34 @@ fn a_server_is_kept_whole_or_not_at_all() {
     }
 }
 
+/// Those that stay may get other slots.
+#[test]
+fn a_list_that_was_being_recorded_is_not_believed_and_has_no_server_twice() {
+    let [one, two, three] = [entry(2, "unix:/run/two"), entry(4, "tcp:[::1]:7"), entry(6, "unix:/run/six")];
+    let settings = |servers| {
+        let (options, cache) = (OptionHashes::default(), PageCount(7));
+        Settings { options, cache, local: None, enabled: true, servers }
+    };
+    for (before, after) in [
+        (vec![one.clone(), two.clone()], vec![two.clone(), one.clone()]),
+        (vec![one.clone(), two.clone()], vec![three.clone(), two.clone()]),
+        (vec![one.clone(), two.clone(), three.clone()], vec![two.clone(), three.clone()]),
+        (vec![one.clone()], vec![two, three, one]),
+    ] {
+        let header = empty();
+        header.set_roster(&before);
+        header.set_settings(&settings(before.len()));
+        for found in left_by(&header, |header| header.set_roster(&after)) {
+            let (roster, servers) = (found.roster(), found.settings().servers);
+            let is_twice = (1..roster.len()).any(|at| roster[..at].contains(&roster[at]));
+            assert!(!is_twice, "{roster:?}");
+            assert!(servers != roster.len() || roster == before || roster == after, "{roster:?} is believed");
+            assert_eq!(found.settings(), settings(servers), "the sizes are known");
+        }
+        assert_eq!((header.roster(), header.settings()), (after, settings(before.len())));
+    }
+}
+
 #[test]
 fn settings_mean_nothing_for_new_options_before_they_are_there() {
     let header = empty();
