@@ -185,6 +185,29 @@ fn an_image_that_grows_while_its_vm_moves_is_larger_there() {
     machine.finish();
 }
 
+/// The part is not used. The image was as it should be when both processes started.
+#[test]
+fn an_image_that_got_a_part_of_a_sector_at_its_end_moves_with_its_vm_and_comes_back() {
+    let (_server, mut machine) = machine(87);
+    let other = incoming(&machine, "b");
+    offer(&machine, "b");
+    let image = std::fs::File::options().write(true).open(&machine.disks[0].image).unwrap();
+    let bytes = image.metadata().unwrap().len();
+    image.set_len(bytes + 100).unwrap();
+    machine.run(20);
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let left = machine.move_to(other);
+    machine.run(20);
+    machine.stop_queues();
+    let mut there = machine.move_to(left);
+    machine.run(20);
+    assert!(has_disks(&machine.status()) && !has_disks(&there.status()));
+    there.program.terminate();
+    image.set_len(bytes).unwrap();
+    machine.finish();
+}
+
 #[test]
 fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
     let (_server, mut machine) = machine(72);

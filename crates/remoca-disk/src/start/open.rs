@@ -157,7 +157,9 @@ fn open_disk(
             None => open_new(&target, must_be_raw.as_deref())?,
         },
     };
-    let open: Opener = Box::new(move || open_store(&target, ImageLock::default()));
+    // A guest has the disk by then, and the image may have any size.
+    let again = store_target(spec, true, options)?;
+    let open: Opener = Box::new(move || open_store(&again, ImageLock::default()));
     let geometry = store.geometry();
     check_size(spec, geometry.size, is_known)?;
     let size = geometry.size.min(DISK_BYTES_MAX);
