@@ -81,7 +81,8 @@ enum State {
     Draining,
     Sending,
     Gone,
-    /// Locking the images. `given` says that the peer gave the ownership over this connection.
+    /// Locking the images, or about to when `lock_again` is due. `given` says that the peer gave the ownership over this
+    /// connection.
     Entering {
         warm: bool,
         given: bool,
@@ -182,6 +183,10 @@ impl Ownership {
     pub fn handle_linked(&mut self, now: Nanos) {
         self.linked = true;
         (self.peer_wants, self.came_from_peer, self.asked) = (false, false, false);
+        if self.state == State::Gone {
+            // The peer may be the one that has had the images. It is asked at once.
+            self.lock_again = None;
+        }
         self.seek(now);
     }
 
@@ -303,6 +308,9 @@ impl Ownership {
     pub fn handle_timer(&mut self, now: Nanos) {
         if self.lock_again.is_some_and(|at| at <= now) {
             self.lock_again = None;
+            if let State::Entering { .. } = self.state {
+                self.actions.push_back(Action::Lock);
+            }
             self.seek(now);
         }
         if self.answer_due.is_some_and(|at| at <= now) {
@@ -350,6 +358,10 @@ impl Ownership {
 
     fn enter(&mut self, warm: bool, given: bool) {
         self.state = State::Entering { warm, given };
+        if given && self.lock_again.is_some() {
+            // This side has just failed, and now the other one has. They would go to and fro as fast as the connection carries it.
+            return;
+        }
         self.lock_again = None;
         self.actions.push_back(Action::Lock);
     }

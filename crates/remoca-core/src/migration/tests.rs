@@ -464,6 +464,47 @@ fn an_image_in_use_goes_back_and_is_asked_for_again_but_only_if_it_was_given() {
     assert_eq!(drain(&mut source), [Action::Send(Message::Want)]);
 }
 
+/// Their storage may be away, and refuse both at once.
+#[test]
+fn images_that_neither_side_can_open_go_to_and_fro_with_a_pause() {
+    let drain = |machine: &mut Ownership| std::iter::from_fn(|| machine.poll_action()).collect::<Vec<_>>();
+    let back = Message::Yours { state: false };
+    let [mut source, mut target] = [false, true].map(|incoming| Ownership::new(incoming, true));
+    // It has failed because the source has them.
+    target.handle_queues(Nanos(0), true);
+    target.handle_locked(Nanos(0), Locked::InUse);
+    for machine in [&mut source, &mut target] {
+        machine.handle_linked(Nanos(0));
+    }
+    drain(&mut target);
+    source.handle_message(Nanos(0), Message::Accept);
+    source.handle_drained(false);
+    source.handle_sent();
+    drain(&mut source);
+    for machine in [&mut target, &mut source] {
+        machine.handle_message(Nanos(0), back);
+        assert_eq!(drain(machine), [Action::Lock], "the other one had them a moment ago");
+        machine.handle_locked(Nanos(0), Locked::InUse);
+        assert_eq!(drain(machine), [Action::Send(back)]);
+    }
+    target.handle_message(Nanos(5), back);
+    assert_eq!(drain(&mut target), [], "it has just failed");
+    // Nor does it try at once, or never, when there is nobody left to give them back to.
+    let mut alone = target.clone();
+    alone.handle_lost(Nanos(6));
+    for (mut machine, given) in [(target, true), (alone, false)] {
+        let due = machine.next_deadline().unwrap();
+        assert_eq!((drain(&mut machine), due), (Vec::new(), Nanos(LOCK_AGAIN_AFTER)));
+        machine.handle_timer(due);
+        assert_eq!(drain(&mut machine), [Action::Lock]);
+        let mut fails = machine.clone();
+        fails.handle_locked(due, Locked::InUse);
+        assert_eq!(drain(&mut fails).contains(&Action::Send(back)), given);
+        machine.handle_locked(due, Locked::Changed);
+        assert_eq!(drain(&mut machine), [Action::Serve { warm: false }]);
+    }
+}
+
 #[test]
 fn a_drain_that_takes_long_keeps_the_peer_waiting() {
     let mut owner = Ownership::new(false, true);
