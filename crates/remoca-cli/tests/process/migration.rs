@@ -1,6 +1,7 @@
 //! A VM moves between two VM processes with one image and one memory server: there and back, cancelled half-way, and
 //! with either process killed. Every answer is compared with a model, and so are the images afterwards.
 
+use super::nbd::attach;
 use super::restart::wait_until_sent;
 use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
@@ -659,6 +660,39 @@ fn a_vm_that_moves_away_says_nothing_of_another_one() {
     wait_until("the disks are elsewhere", || !has_disks(&status(&at("here/prod.a"))));
     let _other = start("here/prod.b", "b", &[]);
     assert!(has_disks(&status(&at("here/prod.b"))), "it never gave anything away");
+}
+
+/// The hypervisor stays connected to it when the guest has stopped.
+#[test]
+fn a_port_that_is_an_nbd_export_does_not_say_that_the_guest_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    std::fs::write(at("image"), vec![1; 1 << 20]).unwrap();
+    let control = |host: &str| at(host).join("control");
+    let start = |host: &str, more: &[&str]| {
+        std::fs::create_dir(at(host)).unwrap();
+        let mut disk = command(REMOCA);
+        disk.args(["disk", "--name", "vm", "--image"]).arg(at("image")).arg("--socket").arg(at(host).join("socket"));
+        disk.arg("--control").arg(control(host)).args(more);
+        let mut program = Program::start(&mut disk, &at(host).join("log"));
+        wait_until("it answers", || {
+            assert!(program.is_running(), "{}", program.log());
+            UnixStream::connect(control(host)).is_ok()
+        });
+        program
+    };
+    let nbd = at("nbd");
+    let _source = start("here", &["--nbd-port", "--nbd", &format!("unix:{}", nbd.display())]);
+    let _client = attach(&nbd, "remoca-port");
+    wait_until("its port is used", || status(&control("here")).port.is_some_and(|port| port.attached));
+    let (to, key) = (format!("unix:{}", at("in").display()), key(folder.path()));
+    let key = key.to_str().unwrap();
+    let port = at("port");
+    let _target = start("there", &["--port", port.to_str().unwrap(), "--incoming", &to, "--incoming-key", key]);
+    let said = run(&["migrate", control("here").to_str().unwrap(), "--to", &to, "--key", key]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    // No guest runs, so the disks move at once.
+    wait_until("the disks are there", || has_disks(&status(&control("there"))));
 }
 
 #[test]

@@ -131,9 +131,11 @@ impl Guests {
         self.disks.iter().any(|disk| disk.frontend.is_connected())
     }
 
-    /// Returns whether a guest uses any device.
+    /// Returns whether a guest uses any device. The clients of a port that is an NBD export do not count: a hypervisor connects
+    /// to it before its guest runs, and stays connected when that has stopped.
     pub(super) fn is_running(&self) -> bool {
-        self.frontends().any(Frontend::is_running)
+        let port = self.port.frontend().filter(|port| port.nbd_clients().is_none());
+        self.disks.iter().map(|disk| &disk.frontend).chain(port).any(Frontend::is_running)
     }
 
     /// Returns whether no front end can attach again: all came on descriptors that were passed to this process, and
