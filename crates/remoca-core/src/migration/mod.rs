@@ -155,6 +155,12 @@ impl Ownership {
         self.state != State::Gone
     }
 
+    /// Returns whether the images are open here, and not only about to be.
+    #[must_use]
+    pub fn has_images(&self) -> bool {
+        !matches!(self.state, State::Gone | State::Entering { .. })
+    }
+
     /// Returns whether this process had the disks and has given them away.
     #[must_use]
     pub fn has_given(&self) -> bool {
@@ -287,13 +293,19 @@ impl Ownership {
     /// Takes the disks back, because the operator says that the peer is gone or never had them. Returns `false` if this
     /// process already has the disks, or if the peer is connected and no lock would show that the peer has them.
     pub fn take_back(&mut self, now: Nanos) -> bool {
-        if self.state != State::Gone || (self.linked && !self.lock_reaches) {
+        let may_take = match self.state {
+            State::Gone => !self.linked || self.lock_reaches,
+            // The peer has given them back, so they are tried now, and not when the pause is over.
+            State::Entering { .. } => self.lock_again.is_some(),
+            State::Own | State::Draining | State::Sending => false,
+        };
+        if !may_take {
             return false;
         }
         if self.linked {
             self.disconnect(now);
         }
-        if self.state == State::Gone {
+        if self.state == State::Gone || self.lock_again.is_some() {
             self.enter(false, false);
         }
         true

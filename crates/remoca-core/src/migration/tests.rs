@@ -38,6 +38,8 @@ struct Plan {
     unchecked: bool,
     /// Number of steps after which there are no more faults.
     faults_until: u32,
+    /// Number of attempts to open the images that fail at first, whoever makes them.
+    failures: u32,
 }
 
 struct World {
@@ -47,6 +49,7 @@ struct World {
     image: u64,
     now: Nanos,
     random: u64,
+    failed: u32,
     warm: u32,
     log: Vec<String>,
 }
@@ -75,6 +78,7 @@ impl World {
             image: 0,
             now: Nanos(0),
             random,
+            failed: 0,
             warm: 0,
             log: Vec::new(),
         };
@@ -220,6 +224,10 @@ impl World {
     }
 
     fn lock(&mut self, at: usize) -> Locked {
+        if self.failed < self.plan.failures {
+            self.failed += 1;
+            return Locked::InUse;
+        }
         if self.plan.lock_reaches && self.sides[1 - at].open {
             return Locked::InUse;
         }
@@ -292,7 +300,7 @@ fn runs(plan: Plan, seeds: std::ops::Range<u64>) -> Vec<World> {
     seeds.map(run).collect()
 }
 
-const PLAN: Plan = Plan { lock_reaches: true, careless: false, unchecked: false, faults_until: 80 };
+const PLAN: Plan = Plan { lock_reaches: true, careless: false, unchecked: false, faults_until: 80, failures: 0 };
 
 #[test]
 fn never_two_owners_and_never_an_index_of_another_image() {
@@ -300,13 +308,14 @@ fn never_two_owners_and_never_an_index_of_another_image() {
         let worlds = runs(Plan { lock_reaches, careless, ..PLAN }, 0..2500);
         let warm: u32 = worlds.iter().map(|world| world.warm).sum();
         assert!(warm > 200, "the model hands over: {warm}");
+        runs(Plan { lock_reaches, careless, failures: 4, ..PLAN }, 0..2500);
     }
 }
 
 #[test]
 fn a_guest_that_runs_alone_gets_its_disks_unless_only_the_operator_can_tell() {
-    for lock_reaches in [true, false] {
-        for (seed, world) in runs(Plan { lock_reaches, ..PLAN }, 10_000..12_500).iter().enumerate() {
+    for (lock_reaches, failures) in [(true, 0), (false, 0), (true, 4), (false, 4)] {
+        for (seed, world) in runs(Plan { lock_reaches, failures, ..PLAN }, 10_000..12_500).iter().enumerate() {
             for (at, side) in world.sides.iter().enumerate() {
                 let other = &world.sides[1 - at];
                 if !side.alive || !side.running || side.machine.serves() {
@@ -489,6 +498,14 @@ fn images_that_neither_side_can_open_go_to_and_fro_with_a_pause() {
     }
     target.handle_message(Nanos(5), back);
     assert_eq!(drain(&mut target), [], "it has just failed");
+    assert!(target.holds() && !target.has_images() && !target.serves(), "nothing is open here meanwhile");
+    // The operator need not wait for the end of the pause, nor is there anybody to give them back to then.
+    let mut taken = target.clone();
+    assert!(taken.take_back(Nanos(6)));
+    assert_eq!(drain(&mut taken), [Action::Disconnect, Action::Lock]);
+    assert!(!taken.take_back(Nanos(6)), "they are tried");
+    taken.handle_locked(Nanos(6), Locked::InUse);
+    assert_eq!((drain(&mut taken), taken.holds()), (Vec::new(), false));
     // Nor does it try at once, or never, when there is nobody left to give them back to.
     let mut alone = target.clone();
     alone.handle_lost(Nanos(6));

@@ -402,7 +402,7 @@ impl Migration {
 
     /// Returns the status of migration for the operator, or `None` if there is nothing to report.
     pub(super) fn status(&self) -> Option<MigrationStatus> {
-        self.connection.status(self.ownership.holds(), self.news.as_ref())
+        self.connection.status(self.ownership.has_images(), self.news.as_ref())
     }
 }
 
