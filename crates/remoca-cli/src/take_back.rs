@@ -7,8 +7,8 @@ use crate::status::server::{answer, control};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_server::command::{Command, Reply, command_path};
-use std::io::Write;
-use std::path::PathBuf;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Longer than the server takes for its answer.
@@ -45,10 +45,7 @@ pub fn run(args: &TakeBackArgs) -> Result<()> {
     let socket = command_path(&control(args.server.as_deref(), &args.folder.config)?);
     let mut line = serde_json::to_vec(&Command::TakeBack { pool: args.pool.clone(), bytes: args.size })?;
     line.push(b'\n');
-    let answer = answer(&socket, &line, PATIENCE).map_err(|error| {
-        let hint = "is `remoca serve` running with this --control, and are you its user or root?";
-        explain_unreachable(&socket, error, "no memory server answers", hint)
-    })?;
+    let answer = answer(&socket, &line, PATIENCE).map_err(|error| explain_silence(&socket, error))?;
     let reply = serde_json::from_str(&answer)
         .with_context(|| format!("this is no memory server that takes commands: {}", socket.display()))?;
     let pool = &args.pool;
@@ -60,6 +57,40 @@ pub fn run(args: &TakeBackArgs) -> Result<()> {
         Reply::Done(done) => {
             let (has, limit) = (show_size(u64::from(done.pages) * PAGE_BYTES), show_size(args.size));
             Ok(writeln!(std::io::stdout(), "{pool}: has {has}, at most {limit}")?)
+        }
+    }
+}
+
+/// Returns the error of a memory server that does not answer, with what the operator can do.
+fn explain_silence(socket: &Path, error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        // It was connected, so the server has the command, and carries it out when it can.
+        return anyhow::Error::new(error).context(format!(
+            "no memory server answers at {} in time. It may still do what it was told: see `remoca status --server` later",
+            socket.display()
+        ));
+    }
+    let hint = "is `remoca serve` running with this --control, and are you its user or root?";
+    explain_unreachable(socket, error, "no memory server answers", hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoca_io::socket::listen_as_hung;
+    use std::os::unix::net::UnixListener;
+
+    /// A server that was sent the command reads it when it goes on. One to which nobody could connect never hears of it.
+    #[test]
+    fn a_server_that_was_told_may_still_do_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [told, full] = ["told", "full"].map(|name| folder.path().join(name));
+        let _told = UnixListener::bind(&told).unwrap();
+        let _full = listen_as_hung(&full).unwrap();
+        for (socket, may_do) in [(told, true), (full, false)] {
+            let silent = answer(&socket, b"x\n", Duration::from_millis(20)).unwrap_err();
+            let text = explain_silence(&socket, silent).to_string();
+            assert!(text.contains("in time") && text.contains("may still do") == may_do, "{text}");
         }
     }
 }
