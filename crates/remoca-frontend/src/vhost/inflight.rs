@@ -48,7 +48,10 @@ pub enum InflightError {
     Size { actual: u64, needed: usize },
     #[error("a record of version {version} with features {features:#x} for {descriptors} descriptors")]
     Layout { version: u16, features: u64, descriptors: u16 },
-    #[error("a record for queues of {record}, and one of {ring}")]
+    #[error(
+        "a queue of {ring} entries, and the hypervisor's record of requests in flight is for {record}: have the guest make all queues \
+         of its disk as large as the first one"
+    )]
     Ring { record: u16, ring: u16 },
     #[error("cannot make or map the record")]
     Map(#[source] std::io::Error),
