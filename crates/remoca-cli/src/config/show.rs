@@ -181,5 +181,8 @@ mod tests {
         let error = run(socket.to_str().unwrap(), folder.path(), false).unwrap_err();
         assert_eq!(error.to_string(), "it has too many clients");
         server.join().unwrap();
+        // Its socket alone is no process.
+        let error = run(socket.to_str().unwrap(), folder.path(), false).unwrap_err();
+        assert!(socket.exists() && error.to_string().starts_with("no VM process answers at "), "{error}");
     }
 }

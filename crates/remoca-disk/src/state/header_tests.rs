@@ -101,6 +101,12 @@ fn a_list_that_was_being_recorded_is_not_believed_and_has_no_server_twice() {
         }
         assert_eq!((header.roster(), header.settings()), (after, settings(before.len())));
     }
+    // Slots are written in order, so the first record is the newer one. Its epoch may have been used already.
+    let (old, header) = (entry(2, "unix:/run/two"), empty());
+    let new = RosterEntry { epoch: old.epoch + 1, ..old.clone() };
+    header.set_server(0, Some(&new));
+    header.set_server(1, Some(&old));
+    assert_eq!(header.roster(), [new]);
 }
 
 #[test]
