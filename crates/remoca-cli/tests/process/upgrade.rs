@@ -8,6 +8,7 @@ use super::support::program::{
 };
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_io::small_file::with_ending;
 use remoca_protocol::control::Status;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -81,6 +82,8 @@ fn expect_upgrade(machine: &mut Machine, program: Option<&Path>) {
     assert!(done && said.contains(&format!("process {pid} runs version")), "{said}");
     let after = machine.status();
     assert_eq!((after.pid, after.upgrades), (pid, before.upgrades + 1));
+    // It was not started with --incoming. If it were one day, after a kill, it would not wait for its disks.
+    assert!(!with_ending(&machine.control(), ".here").exists(), "no disks came");
     machine.expect_no_harm();
 }
 
