@@ -143,6 +143,7 @@ impl Places {
             Deaths::beside(&self.state).path().to_owned(),
             Kept::beside(&self.control),
             self.mark("here"),
+            self.mark("gone.ready"),
             self.control.clone(),
         ];
         let bytes = |path: &PathBuf| {

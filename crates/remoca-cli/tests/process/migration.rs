@@ -7,6 +7,7 @@ use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
 use super::support::{PATIENCE, wait_until};
 use remoca_frontend::testing::Command;
+use remoca_io::small_file::with_ending;
 use remoca_protocol::control::Status;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -558,6 +559,39 @@ fn over_nbd_a_source_that_starts_again_is_no_owner_and_takes_nothing_from_a_peer
     machine.restart();
     assert!(has_disks(&machine.status()), "they came back");
     machine.pages_sent = 0;
+    machine.run(10);
+    machine.finish();
+}
+
+/// The lock of an NBD image does not reach other hosts. Started again without its mark, the source would be a second owner.
+#[test]
+fn over_nbd_no_disk_goes_that_a_source_would_take_again() {
+    let mut machine = Machine::start(Setup { nbd: true, seed: 88, ..Setup::default() });
+    machine.run(10);
+    let other = incoming(&machine, "b");
+    let [ready, gone] = [".gone.ready", ".gone"].map(|ending| with_ending(&machine.control(), ending));
+    let ready_there = with_ending(&other.host.join("control"), ".gone.ready");
+    // A folder is in the way, as if the file system were full. The operator is told before the guest stops.
+    for (path, refusal) in [(&ready, "cannot write"), (&ready_there, "it refuses: cannot write")] {
+        std::fs::create_dir(path).unwrap();
+        expect_refusal(&migrate(&machine, &address(&machine, "b")), 1, &[refusal, ".gone.ready", "Make room for it"]);
+        std::fs::remove_dir(path).unwrap();
+    }
+    // What fails later keeps the disks here, and both sides say so.
+    offer(&machine, "b");
+    std::fs::create_dir(&gone).unwrap();
+    machine.stop_queues();
+    wait_until("they stay", || news(&machine.status()).contains("the disks stay here: cannot write"));
+    wait_until("the other process is told", || other.program.log().contains("it refuses: cannot write"));
+    assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
+    machine.start_queues();
+    machine.run(10);
+    std::fs::remove_dir(&gone).unwrap();
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    assert!(gone.is_file() && !ready.exists());
+    drop(machine.move_to(other));
     machine.run(10);
     machine.finish();
 }

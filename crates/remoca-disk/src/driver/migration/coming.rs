@@ -43,6 +43,7 @@ impl Migration {
             _ => self.own_offer(vm).and_then(|own| fits(offer, &own)),
         };
         let verdict = verdict.and_then(|order| {
+            self.prepare_mark()?;
             let words = sizes::in_memory(offer.words.min(vm.size.words_max(&self.config)));
             IndexMemory::new(words).map(|_| order).map_err(|error| format!("no memory for the index: {error}"))
         });

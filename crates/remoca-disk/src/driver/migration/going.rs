@@ -5,6 +5,7 @@ use crate::driver::TierSizes;
 use crate::driver::snapshot::snapshot;
 use crate::driver::vm::Vm;
 use crate::link::ServerLink;
+use crate::migration::Mark;
 use remoca_core::migration::Message;
 use remoca_io::address::Endpoint;
 use remoca_io::control::ControlRequest;
@@ -59,6 +60,7 @@ impl Migration {
                 vm.name
             ));
         }
+        self.prepare_mark()?;
         let offer = self.own_offer(vm)?;
         self.connect(vm, endpoint, key, &offer).map_err(|error| error.to_string())
     }
@@ -84,6 +86,11 @@ impl Migration {
             words: vm.engine.index().words().len() as u64,
             returns: false,
         })
+    }
+
+    /// Makes sure that the disks can go from here: without its mark, a process that is started again would be a second owner.
+    pub(super) fn prepare_mark(&self) -> Result<(), String> {
+        self.mark.as_ref().map_or(Ok(()), Mark::prepare)
     }
 
     fn connect(&mut self, vm: &mut Vm, endpoint: Endpoint, key: &Secret, offer: &Offer) -> io::Result<()> {
@@ -189,12 +196,21 @@ impl Migration {
         self.connection.send_state(&header, index);
     }
 
+    /// Gives up a hand-over for which everything is sent, and keeps the disks. The peer is told `why`.
+    pub(super) fn keep_disks(&mut self, vm: &mut Vm, why: &str) {
+        self.warn(format!("the disks stay here: {why}"));
+        if let Some(peer) = self.connection.peer() {
+            peer.refuse(why);
+        }
+        self.connection.end_politely();
+        self.ownership.handle_lost(vm.host.now());
+        self.do_migration(vm);
+        vm.fit_index(self.is_idle());
+    }
+
     pub(super) fn release_disks(&mut self, vm: &mut Vm) {
         vm.warmth.abandon();
         self.owes_mark = false;
-        if let Some(mark) = &self.mark {
-            mark.disks_went();
-        }
         vm.guests.disks_mut().iter_mut().for_each(|disk| disk.frontend.forget_write_cache());
         self.leave_servers(vm);
         let sizes = if vm.engine.status().enabled { vm.size.tiers() } else { TierSizes::default() };

@@ -230,10 +230,13 @@ impl Migration {
     fn hear(&mut self, vm: &mut Vm, heard: Heard) {
         match heard {
             Heard::Frame(frame) => self.hear_frame(vm, frame),
-            Heard::Sent => {
-                self.ownership.handle_sent();
-                self.do_migration(vm);
-            }
+            Heard::Sent => match self.mark.as_ref().map_or(Ok(()), Mark::disks_go) {
+                Ok(()) => {
+                    self.ownership.handle_sent();
+                    self.do_migration(vm);
+                }
+                Err(why) => self.keep_disks(vm, &why),
+            },
             Heard::Ended(why) => self.lose_peer(vm, &why),
         }
     }
