@@ -15,7 +15,7 @@ use remoca_io::handover::Inheritance;
 use remoca_io::socket::{SocketError, SocketSource};
 use remoca_protocol::guests::Guests;
 use remoca_protocol::handover::{Description, Listening, PassedPool, StoreKind};
-use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OpenError, Store};
+use remoca_store::{FileOptions, FileStore, NbdOptions, NbdStore, NbdUri, OnLostConnection, OpenError, Store};
 use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -32,8 +32,24 @@ pub struct Inherited {
 
 /// A store as a previous program left it.
 pub struct FormerStore {
-    fd: OwnedFd,
-    kind: StoreKind,
+    pub(super) fd: OwnedFd,
+    pub(super) kind: StoreKind,
+}
+
+impl FormerStore {
+    /// Returns the error with which all flushes must fail if the store is opened anew, or `None` if they may succeed. The connection to an
+    /// NBD server is lost then.
+    pub(super) fn flush_error(&self, target: &StoreTarget) -> Option<i32> {
+        let (failed, unflushed) = match &self.kind {
+            StoreKind::File { flush_failed } => (*flush_failed, 0),
+            StoreKind::Nbd(export) => (export.flush_failed, export.unflushed),
+        };
+        let fails_at_loss = match target {
+            StoreTarget::Nbd(_, options) => options.on_lost_connection == OnLostConnection::FailFlush,
+            StoreTarget::File(..) => false,
+        };
+        failed.or((fails_at_loss && unflushed > 0).then_some(libc::EIO))
+    }
 }
 
 /// The kind and place of a disk's store, as the options say.
@@ -242,9 +258,37 @@ pub fn own_program() -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+    use remoca_protocol::handover::PassedExport;
+
+    #[test]
+    fn writes_that_a_lost_server_had_not_flushed_fail_the_next_flush_if_that_is_wanted() {
+        let uri: NbdUri = "nbd+unix:///?socket=/s".parse().unwrap();
+        let error = |flush_failed, unflushed, on_lost_connection| {
+            let fd = std::fs::File::open("/dev/null").unwrap().into();
+            let export = PassedExport {
+                addresses: Vec::new(),
+                flush_failed,
+                unflushed,
+                size: 1 << 20,
+                flags: 1,
+                block_min: 1,
+                block_preferred: 4096,
+                payload_max: 1 << 25,
+            };
+            let options = NbdOptions { read_only: false, write_through: false, on_lost_connection };
+            let target = StoreTarget::Nbd(uri.clone(), options);
+            FormerStore { fd, kind: StoreKind::Nbd(export) }.flush_error(&target)
+        };
+        let (fail, go_on) = (OnLostConnection::FailFlush, OnLostConnection::Continue);
+        assert_eq!([error(None, 0, fail), error(None, 3, go_on)], [None; 2]);
+        assert_eq!([error(None, 3, fail), error(Some(28), 3, fail)], [Some(libc::EIO), Some(28)]);
+        assert_eq!(error(Some(28), 0, go_on), Some(28));
+    }
+
     #[test]
     fn a_program_finds_its_own_file() {
-        let program = super::own_program().unwrap();
+        let program = own_program().unwrap();
         assert!(program.is_absolute() && program.is_file(), "{}", program.display());
     }
 }

@@ -134,29 +134,19 @@ fn open_disk(
     name: &str,
     spec: &DiskOptions,
     at: u16,
-    found: Found,
+    mut found: Found,
     options: &Options,
     exports: &mut Exports,
 ) -> Result<Disk> {
     // The socket comes first: an image is locked only by a process that can be reached.
-    let source = match (found.source, &spec.socket) {
+    let source = match (found.source.take(), &spec.socket) {
         (Some(source), _) => Some(source),
         (None, Some(socket)) => Some(SocketSource::bind(socket, options.socket_group)?),
         (None, None) => None,
     };
     let is_known = found.is_continued || spec.is_known;
     let target = store_target(spec, is_known, options)?;
-    let former = found.store.and_then(|former| inherited::go_on(former, &target));
-    let kept_open = former.is_some();
-    let must_be_raw = (!found.is_continued && !spec.is_raw).then(|| spec.image.clone());
-    let store = match former {
-        Some(store) => AlignedStore::wrap(store),
-        None if found.are_away => vacant_store(&target)?,
-        None => match found.comes {
-            Some(openers) => open_in_time(&spec.image, target.clone(), must_be_raw, openers)?,
-            None => open_new(&target, must_be_raw.as_deref())?,
-        },
-    };
+    let (store, kept_open) = open_found(&mut found, spec, &target)?;
     // A guest has the disk by then, and the image may have any size.
     let again = store_target(spec, true, options)?;
     let open: Opener = Box::new(move || open_store(&again, ImageLock::default()));
@@ -199,6 +189,28 @@ fn open_disk(
         frontend,
         traffic,
     })
+}
+
+/// Opens the store of a disk, or takes it over from the former program. Returns it, and whether that had it open until now. Flushes that
+/// failed there fail in either case.
+fn open_found(found: &mut Found, spec: &DiskOptions, target: &StoreTarget) -> Result<(Box<dyn Store>, bool)> {
+    let former = found.store.take();
+    let flush_error = former.as_ref().and_then(|former| former.flush_error(target));
+    if let Some(store) = former.and_then(|former| inherited::go_on(former, target)) {
+        return Ok((AlignedStore::wrap(store), true));
+    }
+    if found.are_away {
+        return Ok((vacant_store(target)?, false));
+    }
+    let must_be_raw = (!found.is_continued && !spec.is_raw).then(|| spec.image.clone());
+    let mut store = match found.comes.take() {
+        Some(openers) => open_in_time(&spec.image, target.clone(), must_be_raw, openers)?,
+        None => open_new(target, must_be_raw.as_deref())?,
+    };
+    if flush_error.is_some() {
+        store.set_failed_flush(flush_error);
+    }
+    Ok((store, false))
 }
 
 /// Refuses the image of a disk that another disk of this VM has: whoever opens it would be told that "another process" has it, and to
@@ -445,7 +457,9 @@ impl PassedSocket {
 
 #[cfg(test)]
 mod tests {
+    use super::super::settings::tests::options;
     use super::*;
+    use remoca_protocol::handover::StoreKind;
     use std::io::{Read, Write};
     use std::os::fd::IntoRawFd;
     use std::os::unix::net::UnixStream;
@@ -459,6 +473,27 @@ mod tests {
         {
             assert_eq!(check_size(&spec, size, is_known).is_err(), is_refused, "{size} bytes, known: {is_known}");
         }
+    }
+
+    /// What a former program opened for another use is not taken over.
+    #[test]
+    fn a_failed_flush_stays_failed_if_an_upgrade_opens_the_image_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        std::fs::write(&image, [0; 8192]).unwrap();
+        let fd = std::fs::File::open(&image).unwrap().into();
+        let found = Found {
+            source: None,
+            store: Some(FormerStore { fd, kind: StoreKind::File { flush_failed: Some(28) } }),
+            guests: Guests::default(),
+            is_continued: true,
+            comes: None,
+            are_away: false,
+            keeper: None,
+        };
+        let spec = DiskOptions::new(image.display().to_string());
+        let disk = open_disk("disk0", &spec, 0, found, &options(&[], 0), &mut Exports::default()).unwrap();
+        assert_eq!((disk.kept_open, disk.store.failed_flush()), (false, Some(28)));
     }
 
     #[test]
