@@ -16,7 +16,8 @@ use std::io::{self, Read};
 pub const VERSION: u32 = 3;
 /// Size of the header of a frame, in bytes.
 pub const HEADER_BYTES: usize = 5;
-const TEXT_BYTES_MAX: usize = 256 << 10;
+/// Maximum length of an offer or a state, which have about 80 bytes for each of fewer than 4096 disks.
+const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of the name of a VM or a disk.
 pub(crate) const NAME_BYTES_MAX: usize = 256;
 /// Maximum number of bytes of the index in one frame.
@@ -215,6 +216,39 @@ mod tests {
         assert!(matches!(heard(&frame(kind::WORDS, &[1, 2])), Ok(PeerFrame::Words(words)) if words == [1, 2]));
         assert_eq!(words(&[0x0403_0201, 5]), frame(kind::WORDS, &[1, 2, 3, 4, 5, 0, 0, 0]));
         assert!(matches!(heard(&frame(kind::REFUSE, b"a\nb")), Ok(PeerFrame::Refused(text)) if text == "a b"));
+    }
+
+    /// The offer comes before the guest stops. What comes after it must fit as well.
+    #[test]
+    fn what_is_said_of_the_most_disks_that_a_vm_has_is_read() {
+        let disks = 4095;
+        let stamp = Some(format!("{} {} 1700000000.999999999", u64::MAX, i64::MAX));
+        let state = StateHeader {
+            key: [255; 16],
+            seed: u64::MAX,
+            words: u64::MAX,
+            cache_pages: u32::MAX,
+            enabled: false,
+            servers: Vec::new(),
+            numbers: vec![4095; disks],
+            stamps: vec![stamp; disks],
+            failed_flushes: vec![None; disks],
+            write_caches: vec![false; disks],
+        };
+        let disk = OfferedDisk { name: "disk4095".into(), bytes: 1 << 52, read_only: false, sector: 4096 };
+        let offer = Offer {
+            version: VERSION,
+            name: "vm".into(),
+            disks: vec![disk; disks],
+            has_port: true,
+            lock_reaches: true,
+            words: u64::MAX,
+            returns: false,
+        };
+        let bytes = frame(kind::STATE, &serde_json::to_vec(&state).unwrap());
+        assert!(matches!(heard(&bytes), Ok(PeerFrame::State(got)) if *got == state));
+        let bytes = frame(kind::OFFER, &serde_json::to_vec(&offer).unwrap());
+        assert!(matches!(heard(&bytes), Ok(PeerFrame::Offer(got)) if *got == offer));
     }
 
     #[test]
