@@ -33,6 +33,7 @@ use anyhow::{Context, Result, bail};
 use exports::Exports;
 use inherited::Inherited;
 use open::{PassedSocket, is_in_use, open_disks, open_port};
+use options::is_nbd_uri;
 use remoca_core::engine::{DiskEngine, EngineConfig, disk_numbers, layout};
 use remoca_core::units::{PAGE_SIZE_U64, POOLS_MAX, PageCount};
 use remoca_frontend::answer_messages;
@@ -341,12 +342,12 @@ fn are_files<'a>(mut images: impl Iterator<Item = &'a str>) -> bool {
 /// Returns where the disks are, as far as it can be known before their images are opened.
 fn whereabouts(options: &Options, is_upgrade: bool) -> Result<Whereabouts> {
     // In an upgrade they are here, and the image of a disk that comes may hang.
-    let mark = match is_upgrade {
-        true => None,
-        false => mark(options, options.disks.iter().map(|disk| &*disk.image)).0,
-    };
-    let mark = mark.as_ref();
-    let (came, went) = (mark.is_some_and(Mark::says_here), mark.is_some_and(Mark::says_gone));
+    let looks = !is_upgrade && options.is_named;
+    let images = options.disks.iter().map(|disk| &*disk.image);
+    // An image that is missing may have been a file, or a device.
+    let is_file = |image: &str| std::fs::metadata(image).map_or(!is_nbd_uri(image), |image| image.is_file());
+    let came = looks && images.clone().all(is_file) && Mark::beside(&options.control, true).says_here();
+    let went = looks && !are_files(images) && Mark::beside(&options.control, false).says_gone();
     let found = Whereabouts::new(options.incoming.clone(), Signs { is_upgrade, came, went });
     // A key that cannot be read is reported before anything is opened.
     found.incoming.as_ref().map(address_and_key).transpose().context(WrongOptions)?;
@@ -501,6 +502,31 @@ fn random<const N: usize>() -> Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A guest may be connected to it. If the process waited for disks that are here, the connection would be closed.
+    #[test]
+    fn a_mark_is_found_also_while_an_image_is_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (control, image) = (folder.path().join("vm.ctl"), folder.path().join("image"));
+        let missing = image.display().to_string();
+        let [here, gone] = [true, false].map(|lock_reaches| Mark::beside(&control, lock_reaches));
+        let found = |image: &str, waits: bool| {
+            let incoming = Incoming { endpoint: "unix:/incoming".parse().unwrap(), key: None };
+            let disks = vec![DiskOptions::new(image.into())];
+            let (control, incoming) = (control.clone(), waits.then_some(incoming));
+            whereabouts(&Options { control, disks, incoming, ..settings::tests::options(&[], 0) }, false)
+        };
+        here.disks_came();
+        let came = found(&missing, true).unwrap();
+        assert!(!came.are_away && came.if_in_use.is_some());
+        assert!(found("nbd://server", true).is_err(), "no lock tells, so it waits, for which it needs a key");
+        here.disks_go().unwrap();
+        assert!(found(&missing, true).is_err(), "it waits");
+        gone.disks_go().unwrap();
+        assert!(found(&missing, false).unwrap().are_away && found("nbd://server", false).unwrap().are_away);
+        std::fs::write(&image, "").unwrap();
+        assert!(!found(&missing, false).unwrap().are_away, "its lock tells");
+    }
 
     #[test]
     fn every_disk_has_a_buffer_for_its_longest_request() {
