@@ -1,12 +1,13 @@
 //! `remoca migrate`: hands the disks and the cache of a VM to a process on another host.
 
+use crate::check::is_replaced;
 use crate::runtime;
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use remoca_disk::start::{ADVICE, KeySource};
 use remoca_io::address::Endpoint;
 use remoca_io::key;
-use remoca_protocol::control::Command;
+use remoca_protocol::control::{Command, Status};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -68,7 +69,24 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
         _ if args.abort => Command::MigrateAbort,
         _ => Command::MigrateTakeBack,
     };
+    if args.to.is_some() {
+        refuse_replaced_images(&runtime::ask(&socket, Command::Status)?)?;
+    }
     let status = runtime::ask(&socket, command)?;
     let news = status.migration.and_then(|migration| migration.news).unwrap_or_default();
     Ok(writeln!(std::io::stdout(), "{}: {news}", status.name)?)
+}
+
+/// Refuses the first image whose path leads to another file by now: the process on the other host would open that one.
+fn refuse_replaced_images(status: &Status) -> Result<()> {
+    match status.disks.iter().find(|disk| status.has_disks() && is_replaced(status, disk)) {
+        Some(disk) => bail!(
+            "{}: {} is not the file that this process serves, so the guest would get another one at the other host. Put it back in place, for \
+             example from /proc/{}/fd; or shut the guest down, and restart the process",
+            disk.name,
+            disk.image,
+            status.pid
+        ),
+        None => Ok(()),
+    }
 }

@@ -82,8 +82,8 @@ impl ChangeTime {
     }
 }
 
-/// Returns a text that changes when an image file is written, because another host has no other means to notice it. For
-/// a block device, it only names the device. Returns `None` if the system does not provide it.
+/// Returns a text that changes when an image file is written, because another host has no other means to notice it. It begins with the
+/// file's inode. For a block device, it only names the device. Returns `None` if the system does not provide it.
 pub(super) fn shared(file: &File) -> Option<String> {
     let file = file.metadata().ok()?;
     match file.is_file() {

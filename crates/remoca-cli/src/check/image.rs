@@ -33,7 +33,7 @@ fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
             "See `remoca status -v`",
         );
     }
-    if disk.store == "up" && is_elsewhere(status.pid, image) {
+    if is_replaced(status, disk) {
         let advice = format!(
             "The guest works on a file that has no name, or another one, and that is lost with the process. Put it back in place before the \
              process ends, for example from /proc/{}/fd",
@@ -45,6 +45,12 @@ fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
         "up" => Finding::ok(what, format!("{image}, {}, locked by this process", show_size(disk.bytes))),
         _ => Finding::failed(what, format!("{image}: its server cannot be reached"), "The guest waits until it can"),
     }
+}
+
+/// Returns whether another file, or none, has the path of the image of `disk`, and not the one that the process serves. Returns `false`
+/// where that cannot be known.
+pub(crate) fn is_replaced(status: &Status, disk: &DiskStatus) -> bool {
+    disk.store == "up" && is_elsewhere(status.pid, &disk.image)
 }
 
 /// Returns whether the process `pid` has none of its files open at the path `image`, as it sees it. Returns `false` where that cannot be

@@ -6,6 +6,8 @@ mod image;
 mod limits;
 mod reach;
 
+pub(crate) use image::is_replaced;
+
 use crate::runtime;
 use crate::settings::Folder;
 use crate::size::show_size;

@@ -210,6 +210,32 @@ fn an_image_that_got_a_part_of_a_sector_at_its_end_moves_with_its_vm_and_comes_b
     machine.finish();
 }
 
+/// The process at the other host opens the image by its name.
+#[test]
+fn a_guest_does_not_get_another_file_at_the_other_host_without_a_word() {
+    let (_server, mut machine) = machine(89);
+    let other = incoming(&machine, "b");
+    let image = machine.disks[0].image.clone();
+    let aside = image.with_extension("aside");
+    let replace = || {
+        std::fs::rename(&image, &aside).unwrap();
+        std::fs::copy(&aside, &image).unwrap();
+    };
+    replace();
+    let said = migrate(&machine, &address(&machine, "b"));
+    expect_refusal(&said, 1, &["disk0: ", "is not the file that this process serves", "Put it back in place"]);
+    std::fs::rename(&aside, &image).unwrap();
+    offer(&machine, "b");
+    machine.run(10);
+    replace();
+    machine.stop_queues();
+    wait_for_disks(&other);
+    assert!(other.program.log().contains("is another file than the one that the other process had"));
+    drop(machine.move_to(other));
+    machine.run(10);
+    machine.finish();
+}
+
 #[test]
 fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
     let (_server, mut machine) = machine(72);

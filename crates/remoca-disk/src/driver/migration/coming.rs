@@ -153,6 +153,16 @@ impl Migration {
             stores.push((disk.open)()?);
         }
         let stamps: Vec<_> = stores.iter().map(|store| store.shared_stamp(true)).collect();
+        let sent = self.received.iter().flat_map(|received| &received.header.stamps);
+        for (disk, (sent, found)) in vm.guests.disks().iter().zip(sent.zip(&stamps)) {
+            if is_another_file(sent.as_deref(), found.as_deref()) {
+                tracing::warn!(
+                    "{}: {} is another file than the one that the other process had. If that is not intended, stop the VM before it writes",
+                    disk.name,
+                    disk.image
+                );
+            }
+        }
         for (store, index) in stores.iter().zip(0..) {
             if let Err(error) = vm.host.watch(store.event_fd(), Source::Store(index)) {
                 stores[..usize::from(index)].iter().for_each(|store| vm.host.unwatch(store.event_fd()));
@@ -312,6 +322,12 @@ fn are_the_same(sent: &[Option<String>], found: &[Option<String>]) -> bool {
     sent == found && found.iter().all(Option::is_some)
 }
 
+/// Returns whether both stamps are of files, and not of the same one: that of a file begins with its inode.
+fn is_another_file(sent: Option<&str>, found: Option<&str>) -> bool {
+    let inode = |stamp: Option<&str>| stamp?.split(' ').next()?.parse::<u64>().ok();
+    inode(sent).zip(inode(found)).is_some_and(|(sent, found)| sent != found)
+}
+
 /// Returns the header of a state with everything about disks in the order that they have here: `order` has the position
 /// here of each disk in the order of the offer. The peer may have sent any number of each.
 fn in_own_order(header: StateHeader, order: &[usize]) -> StateHeader {
@@ -427,6 +443,21 @@ mod tests {
         assert_eq!((own.stamps[0].as_deref(), own.write_caches), (Some("of a"), vec![false, false, true]));
         let nothing = StateHeader { write_caches: Vec::new(), ..sent };
         assert!(in_own_order(nothing, &[2, 0, 1]).write_caches.is_empty(), "nothing was said");
+    }
+
+    #[test]
+    fn another_file_is_known_by_its_inode_and_not_by_what_was_written_to_it() {
+        let file = Some("77 4096 1700000000.5");
+        for (found, expected) in [
+            (file, false),
+            (Some("77 8192 1700000001.0"), false),
+            (Some("78 4096 1700000000.5"), true),
+            (Some("wwid naa.5"), false),
+            (None, false),
+        ] {
+            assert_eq!((is_another_file(file, found), is_another_file(found, file)), (expected, expected), "{found:?}");
+        }
+        assert!(!is_another_file(Some("nbd host:10809 a"), Some("nbd host:10809 b")));
     }
 
     #[test]
