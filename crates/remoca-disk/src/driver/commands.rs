@@ -185,6 +185,7 @@ impl Driver {
         }
         vm.servers.add_local_server(sizes.local)?;
         vm.size.set_tiers(sizes);
+        vm.size.refuse_overtaken(bytes, local_bytes, enabled);
         vm.servers.forget_refusal();
         vm.resize(if on { sizes } else { TierSizes::default() });
         vm.keep_settings();

@@ -19,7 +19,7 @@ use remoca_io::control::ControlRequest;
 use remoca_io::show::show_size;
 use remoca_io::wake::WakeUp;
 use remoca_io::words::IndexMemory;
-use remoca_protocol::control::Reply;
+use remoca_protocol::control::{Command, Reply};
 use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -28,6 +28,8 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 const ENTRIES_PER_TURN: u32 = 512;
 /// Why a larger cache is refused at the moment.
 pub(super) const HANDED_OVER: &str = "the disks are being handed over: try again when that is done";
+/// Why a command that waited for a larger index is refused after a later one.
+const OVERTAKEN: &str = "another command has set the same meanwhile: look at `remoca status`";
 
 type Engine = DiskEngine<IndexMemory>;
 
@@ -190,6 +192,22 @@ impl IndexSize {
         self.awaited = PageCount(0);
         for client in self.clients.drain(..) {
             client.answer(Reply::Error { error: HANDED_OVER.into() });
+        }
+    }
+
+    /// Refuses the commands that wait and that would undo one which sets these now: they came before it.
+    pub(super) fn refuse_overtaken(&mut self, bytes: Option<u64>, local: Option<u64>, on: Option<bool>) {
+        let is_overtaken = |client: &ControlRequest| {
+            let Command::Set { cache_bytes, local_bytes, enabled, .. } = &client.command else { return false };
+            cache_bytes.and(bytes).is_some() || local_bytes.and(local).is_some() || enabled.and(on).is_some()
+        };
+        let (overtaken, others): (Vec<_>, Vec<_>) = self.clients.drain(..).partition(is_overtaken);
+        self.clients = others;
+        if self.clients.is_empty() {
+            self.awaited = PageCount(0);
+        }
+        for client in overtaken {
+            client.answer(Reply::Error { error: OVERTAKEN.into() });
         }
     }
 

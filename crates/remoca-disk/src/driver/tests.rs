@@ -17,14 +17,16 @@ use remoca_core::units::{ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, NbdExport};
 use remoca_io::buffer::{BufferPool, IoBuffer};
+use remoca_io::control::{Answer, ControlServer};
 use remoca_io::wake;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::Frame;
-use remoca_protocol::control::{Command, DiskTraffic};
+use remoca_protocol::control::{Command, DiskTraffic, Reply};
 use remoca_protocol::handover::StoreKind;
 use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEvent, StoreHealth, StoreOp};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -398,6 +400,35 @@ fn a_cache_that_grows_waits_for_an_index_that_is_becoming_smaller() {
     driver.end_move();
     assert!(!driver.waits_for_index(&set));
     assert_eq!(driver.set_cache(bytes, None, None), Ok(()));
+}
+
+/// It may wait long after its client has given up.
+#[test]
+fn a_command_that_waits_for_a_larger_index_does_not_undo_a_later_one() {
+    for is_on in [Some(true), None] {
+        let endpoints = ["unix:/nowhere".parse().unwrap()].to_vec();
+        let link = ServerLink::start(Arc::new(HostNetwork), &endpoints.into(), None).unwrap();
+        let (control, desk) = ControlServer::unattended(wake::new().unwrap(), None).unwrap();
+        let parts = parts(8, vec![disk(&Submitted::default())], config(1));
+        let mut driver = Driver::new(Parts { link: Some(link), control: Some(control), ..parts }).unwrap();
+        let say = |driver: &mut Driver, cache_bytes, enabled| {
+            let set = Command::Set { servers: None, cache_bytes, local_bytes: None, enabled, at_once: false };
+            let (connection, _client) = UnixStream::pair().unwrap();
+            let answer = desk.hand_in(set, connection).unwrap();
+            driver.answer_control();
+            answer
+        };
+        let first = say(&mut driver, Some(PAGE_SIZE_U64 << 16), is_on);
+        assert!(first.try_recv().is_err(), "there is no such index yet");
+        let second = say(&mut driver, None, Some(false));
+        assert!(matches!(second.try_recv(), Ok(Answer::Reply(Reply::Status(_)))));
+        driver.take_index();
+        driver.end_move();
+        assert!(!driver.vm.engine.status().enabled, "it was turned off after that");
+        let is_done = matches!(first.try_recv(), Ok(Answer::Reply(Reply::Status(_))));
+        assert_eq!(is_done, is_on.is_none(), "a size alone turns nothing on");
+        assert_eq!(driver.vm.size.tiers().cache, PageCount(if is_done { 1 << 16 } else { 8 }));
+    }
 }
 
 /// Whoever drives the driver says what time it is. The poller alone waits for the host's clock.
