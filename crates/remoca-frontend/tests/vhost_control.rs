@@ -125,7 +125,8 @@ fn messages_that_cannot_be_are_refused() {
         }),
         ("a queue that is larger than its record", |guest| {
             guest.share_memory()?;
-            let (shape, file) = guest.frontend().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, 8))?;
+            let (made, file) = guest.frontend().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, 8))?;
+            let shape = VhostUserInflight::new(made.mmap_size, 0, 1, 8);
             guest.frontend().set_inflight_fd(&shape, file.as_raw_fd())?;
             guest.start_queue(0, 0)
         }),
@@ -141,6 +142,20 @@ fn messages_that_cannot_be_are_refused() {
         assert!(guest.frontend().get_features().is_err(), "{name}: still connected");
         assert_serves(&backend);
     }
+}
+
+/// Cloud Hypervisor asks for as many queues as its guest uses, of the size of the first one, and passes on what it gets.
+#[test]
+fn a_record_has_room_for_all_queues_that_the_guest_may_use() {
+    let (backend, _folder) = start();
+    let mut guest = TestGuest::new(Options { queue_count: 2, ..options() });
+    guest.negotiate(&backend.socket).unwrap();
+    guest.share_memory().unwrap();
+    let (shape, file) = guest.frontend().get_inflight_fd(&VhostUserInflight::new(0, 0, 1, 8)).unwrap();
+    assert_eq!((shape.num_queues, shape.queue_size), (2, 1024));
+    guest.frontend().set_inflight_fd(&shape, file.as_raw_fd()).unwrap();
+    guest.start_queue(1, 0).expect("it has 16 entries");
+    assert_eq!(guest.run(1, Command::Flush), 0);
 }
 
 fn start_with_size(guest: &mut TestGuest, size: u16) -> vhost::Result<()> {

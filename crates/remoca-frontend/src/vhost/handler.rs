@@ -25,7 +25,7 @@ use vhost::vhost_user::{
 
 use super::back_channel;
 use super::command::{Command, IoThread, failure};
-use super::config::{DeviceConfig, PROTOCOL_FEATURES, WRITEBACK_OFFSET};
+use super::config::{DeviceConfig, PROTOCOL_FEATURES, QUEUE_SIZE_MAX, WRITEBACK_OFFSET};
 use super::inflight::InflightRegion;
 use super::layout::RingLayout;
 use super::log::DirtyLog;
@@ -370,7 +370,10 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        let (queues, size) = (wanted.num_queues, wanted.queue_size);
+        // Cloud Hypervisor asks for as many queues as the guest uses, of the size of the first one, and takes the record that it gets. Its
+        // guest may use others, and make them larger.
+        let queues = wanted.num_queues.max(self.config.queue_count_max);
+        let size = wanted.queue_size.max(QUEUE_SIZE_MAX);
         let (file, bytes) = InflightRegion::create(queues, size, self.io.write_cache.is_on()).map_err(failure)?;
         Ok((VhostUserInflight::new(bytes, 0, queues, size), file))
     }

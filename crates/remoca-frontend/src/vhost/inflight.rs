@@ -92,11 +92,22 @@ impl InflightRegion {
         let length = usize::try_from(bytes).ok().filter(|length| covered && *length >= needed);
         let length = length.ok_or(InflightError::Size { actual: bytes, needed })?;
         let has_room = length >= needed + TRAILER_BYTES;
-        let mapped = if has_room { needed + TRAILER_BYTES } else { needed };
-        let mut region = Self::map(file, mapped, offset, queues, size, has_room)?;
-        region.has_trailer =
-            has_room && region.at::<AtomicU64>(region.trailer()).load(Ordering::Relaxed) == TRAILER_MAGIC;
+        let mut region = Self::map(file, length, offset, queues, size, has_room)?;
+        region.has_trailer = has_room && region.find_trailer();
         Ok(region)
+    }
+
+    /// Returns whether the record has a trailer. One for more queues than the front end has, or for larger ones, was made with its
+    /// trailer at the end. That is copied to where the queues end: programs that never made such a record look there.
+    fn find_trailer(&self) -> bool {
+        let is_at = |trailer| self.at::<AtomicU64>(trailer).load(Ordering::Relaxed) == TRAILER_MAGIC;
+        let (here, end) = (self.trailer(), self.mapping.size() - TRAILER_BYTES);
+        if !is_at(here) && end.is_multiple_of(ALIGNMENT) && is_at(end) {
+            let writeback = self.at::<AtomicU8>(end + 8).load(Ordering::Relaxed);
+            self.at::<AtomicU8>(here + 8).store(writeback, Ordering::Relaxed);
+            self.at::<AtomicU64>(here).store(TRAILER_MAGIC, Ordering::Release);
+        }
+        is_at(here)
     }
 
     /// Returns the record, for a program that maps it as well. Its file is what `pass` returns for it.
@@ -496,5 +507,21 @@ mod tests {
         assert_eq!(open(&file, bytes).writeback(), Some(false));
         // A record of another back end has no such bytes.
         assert_eq!(open(&file, bytes - 64).writeback(), None);
+    }
+
+    /// QEMU uses it as one for as many queues, of such a size, as it asked for.
+    #[test]
+    fn a_record_that_is_larger_than_its_front_end_says_remembers_all_the_same() {
+        let (file, bytes) = InflightRegion::create(64, 1024, false).unwrap();
+        assert_eq!(open(&file, bytes).writeback(), Some(false), "as it was made");
+        let mut before = queue(&file, bytes);
+        before.recover(0, SIZE).unwrap();
+        before.mark(SIZE - 1);
+        before.set_writeback(true);
+        assert_eq!(open(&file, bytes).writeback(), Some(true));
+        assert_eq!(queue(&file, bytes).recover(0, SIZE).unwrap(), [SIZE - 1]);
+        // A former program of this one sees no more of it than this.
+        let of_queues = queues_bytes(2, SIZE) as u64;
+        assert_eq!(open(&file, of_queues + 64).writeback(), Some(true));
     }
 }
