@@ -19,6 +19,8 @@ use crate::mapping::{CHUNK_BYTES, FileMapping, PIECE_CHUNKS};
 
 /// Seals of every pool. Writing and punching holes stay possible.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+/// Seals of no pool. Others may be there: a host with `vm.memfd_noexec` seals all files in memory against execution.
+const NO_SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::FUTURE_WRITE);
 /// Unit in which `st_blocks` counts.
 const BLOCK_BYTES: u64 = 512;
 const CHUNK: u64 = CHUNK_BYTES as u64;
@@ -51,7 +53,8 @@ impl PoolFile {
     /// If it is another kind of file.
     pub(crate) fn adopt(file: OwnedFd, locking: PageLocking) -> io::Result<Self> {
         let other = || io::Error::other("it is not the memory of a pool");
-        if fcntl_get_seals(&file).ok() != Some(SEALS) {
+        let seals = fcntl_get_seals(&file).map_err(|_| other())?;
+        if !seals.contains(SEALS) || seals.intersects(NO_SEALS) {
             return Err(other());
         }
         let length = rustix::fs::fstat(&file)?.st_size;
@@ -275,7 +278,20 @@ mod tests {
         };
         refused(memory(4096, SealFlags::SHRINK | SealFlags::GROW));
         refused(memory(4096, SEALS | SealFlags::WRITE));
+        refused(memory(4096, SEALS | SealFlags::FUTURE_WRITE));
         refused(memory(4095, SEALS));
         refused(memory(0, SEALS));
+    }
+
+    /// With `vm.memfd_noexec` every file in memory is made like this, a pool's as well.
+    #[test]
+    fn memory_that_the_host_seals_against_execution_is_adopted() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL;
+        // Linux before 6.3 has neither the flag nor the setting.
+        let Ok(file) = memfd_create("test", flags) else { return };
+        ftruncate(&file, 4096).unwrap();
+        fcntl_add_seals(&file, SEALS).unwrap();
+        assert_ne!(fcntl_get_seals(&file).unwrap(), SEALS, "the host has added its own");
+        assert_eq!(PoolFile::adopt(file, PageLocking::Unlocked).unwrap().pages(), PageCount(1));
     }
 }
