@@ -36,7 +36,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps huge pages that the operator has set aside; they are all there at once, and never swapped. Returns `None`
-    /// if there are not enough.
+    /// if there are not enough, or this process may not use them.
     pub(crate) fn set_aside_huge_pages(
         memory_bytes: u64,
         length: usize,
@@ -49,13 +49,21 @@ impl Mapping {
         let base = map_anonymous(length, READ_WRITE, flags).ok()?;
         let map = Self { base, length, backing: Backing::HugeTlb };
         map.advise(Advice::LinuxDontDump);
-        // Reserved by the mapping, so this cannot fail for lack of pages; kernels before 5.14 fault them in when
-        // used.
-        let _populated = map.in_pieces(0, progress, |start, length| {
+        let populated = map.in_pieces(0, progress, |start, length| {
             // SAFETY: the range was just mapped and nothing refers to it.
             unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
         });
-        Some(map)
+        match refusal(populated) {
+            None => Some(map),
+            Some(error) => {
+                tracing::warn!(
+                    %error,
+                    "the huge pages that are set aside cannot be used (is there a limit, such as hugetlb.2MB.max of the control \
+                     group?): taking ordinary memory"
+                );
+                None
+            }
+        }
     }
 
     /// Maps ordinary memory, in transparent huge pages where the host allows it.
@@ -150,6 +158,14 @@ impl Drop for Mapping {
         let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };
         debug_assert!(unmapped.is_ok(), "the mapping was ours");
     }
+}
+
+/// Returns why huge pages that were mapped cannot be used, or `None` if they can.
+///
+/// The mapping reserves them, also those that a limit of the control group forbids: the first write to one of these would end this
+/// process. Kernels before 5.14 do not know the advice that finds out, and have the pages there when they are used.
+fn refusal(populated: Result<(), Errno>) -> Option<Errno> {
+    populated.err().filter(|error| *error != Errno::INVAL)
 }
 
 fn map_anonymous(length: usize, prot: ProtFlags, flags: MapFlags) -> Result<NonNull<c_void>, Errno> {
@@ -251,5 +267,19 @@ impl Drop for FileMapping {
         // SAFETY: nothing refers to the mapping. Unmapping unlocks.
         let unmapped = unsafe { munmap(self.base.as_ptr(), self.length) };
         debug_assert!(unmapped.is_ok(), "the mapping was ours");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_that_may_not_be_used_are_not_taken() {
+        assert_eq!(refusal(Ok(())), None);
+        assert_eq!(refusal(Err(Errno::INVAL)), None, "the kernel does not know the advice");
+        for error in [Errno::FAULT, Errno::NOMEM, Errno::HWPOISON] {
+            assert_eq!(refusal(Err(error)), Some(error));
+        }
     }
 }
