@@ -329,9 +329,14 @@ impl Session {
         loop {
             while let Some(frame) = self.receive.take().map_err(protocol_error)? {
                 let taking_back = self.mapped.as_ref().and_then(|mapped| mapped.taking_back());
-                match frame {
+                // What the engine hears of: the size that is left once the server has its memory back.
+                let mut heard = frame;
+                match &mut heard {
                     Frame::SendPage { .. } => self.traffic.received += 1,
-                    Frame::Sized { npages, .. } => self.granted = npages.min(taking_back.unwrap_or(npages)),
+                    Frame::Sized { npages, .. } => {
+                        *npages = taking_back.map_or(*npages, |left| left.min(*npages));
+                        self.granted = *npages;
+                    }
                     _ => {}
                 }
                 let is_for_link = match &mut self.mapped {
@@ -349,7 +354,7 @@ impl Session {
                     self.granted = self.granted.min(npages);
                 }
                 if !is_for_link {
-                    take(&frame);
+                    take(&heard);
                 }
                 frames += 1;
             }

@@ -1,10 +1,13 @@
 //! What is queued leaves once, in its order, however little the socket takes at a time.
 
+use super::super::memory::Passed;
+use super::super::memory::tests::memory;
 use super::*;
 use remoca_core::units::{PAGE_SIZE, SlotIndex};
 use remoca_protocol::{FRAME_BYTES_MAX, PoolGeneration, SendCount, ServerId, VERSION, decode};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{Read, Write};
+use std::time::Duration;
 
 fn session() -> (Session, File) {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -166,4 +169,32 @@ fn a_server_takes_nothing_back_of_a_pool_that_is_not_mapped() {
     session.flush().unwrap();
     read(&mut server, 100, &mut answer);
     assert!(answer.is_empty());
+}
+
+/// The server was away, and its pool is larger than this process knows. It takes memory back while it is asked for a size between these
+/// two.
+#[test]
+fn the_engine_hears_of_no_size_beyond_what_a_server_leaves() {
+    let (paged, mut server) = session();
+    let Passed::New(memory) = PoolMemory::take(memory(8), None, Duration::ZERO).unwrap() else {
+        panic!("nobody owned it")
+    };
+    let mapped = Some(Box::new(Mapped::new(memory, PageCount(2), 0)));
+    let mut session = Session { granted: PageCount(2), mapped, ..paged };
+    assert_eq!(session.set_size(PageCount(6)), Size::Asked);
+    let sized = |request, npages| Frame::Sized { request, npages: PageCount(npages), available: PageCount(0) };
+    let mut bytes = Vec::new();
+    for frame in [Frame::TakeBack { npages: PageCount(7) }, sized(RequestId(0), 6), sized(OWN_REQUEST, 2)] {
+        frame.encode(&mut bytes);
+    }
+    server.write_all(&bytes).unwrap();
+    let mut sizes = Vec::new();
+    let mut hear = |frame: &Frame<'_>| {
+        if let Frame::Sized { npages, .. } = frame {
+            sizes.push(*npages);
+        }
+    };
+    session.receive(&mut hear).unwrap();
+    assert_eq!(sizes, [PageCount(2)], "as much as the link asked for, after what the engine asked for");
+    assert_eq!(session.granted(), PageCount(2));
 }
