@@ -49,7 +49,7 @@ counters! {
     flushes,
     /// Discards and write-zeroes completed.
     discards,
-    /// Requests that the disk failed.
+    /// Requests that the disk failed, also reads that a memory server then answered.
     disk_errors,
     /// Evicted pages reported by the guest; the next six counters add up to it.
     evictions_reported,

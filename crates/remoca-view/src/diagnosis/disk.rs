@@ -54,7 +54,9 @@ pub fn foreign_writer(vm: &Vm, _: &Shown) -> Option<Found> {
 
 pub fn errors(vm: &Vm, _: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.disk_errors, vm.lately.period());
-    let found = format!("the disk failed {count} requests {period}; the guest got these errors");
+    let found = format!(
+        "the disk failed {count} requests {period}; the guest got these errors, except for reads that a memory server answered"
+    );
     (count > 0).then(|| Found::failed("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
 }
 

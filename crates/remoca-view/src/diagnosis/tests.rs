@@ -114,6 +114,9 @@ fn each_fault_is_named_first() {
         set(status, "disk_errors", 1);
         set(status, "fetch_wrong", 12);
     });
+    expect_first("disk-errors", &["failed 3 requests", "except for reads that a memory server answered"], |status| {
+        set(status, "disk_errors", 3);
+    });
     expect_first("memory-not-shared", &["guest memory", "paused"], |status| status.memory.guest_bytes = 0);
     expect_first("foreign-writer", &["another program wrote"], |status| set(status, "foreign_writes", 1));
     expect_first("server-unreachable", &["not connected: no route", "remoca check web001"], |status| {
