@@ -23,7 +23,7 @@ pub struct Summary {
     pub lost: u64,
     /// Number of disks that records are of.
     pub disks: u64,
-    /// Time from the first to the last request.
+    /// Time from the first to the last request of each program that recorded it, added up.
     pub seconds: f64,
     /// Reads that the cache answered while it was recorded; `None` if that is not known.
     pub recorded_cache_reads: Option<u64>,
@@ -38,8 +38,13 @@ pub struct Summary {
     seen: Vec<bool>,
 }
 
+/// A record that had ended so long before others had begun is the first of another program: its times begin at 0 again.
+const RESTART_NS: u64 = 1_000_000_000;
+
 #[derive(Clone, Debug, Default)]
 struct Times {
+    /// Time that former programs recorded.
+    former_ns: u64,
     first_ns: Option<u64>,
     last_ns: u64,
     disk: Mean,
@@ -50,6 +55,23 @@ struct Times {
 struct Mean {
     count: u64,
     sum_ms: f64,
+}
+
+impl Times {
+    fn note(&mut self, record: &TraceRecord) {
+        let ended_ns = record.issued_ns.saturating_add(record.latency_ns);
+        if ended_ns.saturating_add(RESTART_NS) < self.last_ns {
+            self.former_ns = self.recorded_ns();
+            (self.first_ns, self.last_ns) = (None, 0);
+        }
+        self.first_ns = Some(self.first_ns.map_or(record.issued_ns, |first| first.min(record.issued_ns)));
+        self.last_ns = self.last_ns.max(record.issued_ns);
+    }
+
+    fn recorded_ns(&self) -> u64 {
+        let newest = self.first_ns.map_or(0, |first| self.last_ns - first);
+        self.former_ns.saturating_add(newest)
+    }
 }
 
 impl Mean {
@@ -70,7 +92,7 @@ impl Summary {
         self.skipped += batch.skipped;
         batch.records.iter().for_each(|record| self.note_record(record));
         let times = &self.times;
-        self.seconds = times.last_ns.saturating_sub(times.first_ns.unwrap_or(0)) as f64 / 1e9;
+        self.seconds = times.recorded_ns() as f64 / 1e9;
         (self.recorded_disk_ms, self.recorded_cache_ms) = (times.disk.get(), times.cache.get());
         self.recorded_cache_reads = knows_cache.then_some(times.cache.count);
     }
@@ -91,8 +113,7 @@ impl Summary {
     fn note_record(&mut self, record: &TraceRecord) {
         self.note_disk(usize::from(record.disk));
         let times = &mut self.times;
-        times.first_ns = Some(times.first_ns.map_or(record.issued_ns, |first| first.min(record.issued_ns)));
-        times.last_ns = times.last_ns.max(record.issued_ns);
+        times.note(record);
         self.partial += u64::from(record.is_partial);
         match record.op {
             TracedOp::Read => {
@@ -118,6 +139,26 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `--trace` goes on in the file that is there, with the times of a process that has just begun.
+    #[test]
+    fn the_times_of_all_processes_that_wrote_a_trace_are_added_up() {
+        const S: u64 = 1_000_000_000;
+        let record = |issued_ns, latency_ns| TraceRecord {
+            issued_ns,
+            latency_ns,
+            ..TraceRecord::of_bytes(TracedOp::Read, 0, 4096)
+        };
+        let mut summary = Summary::default();
+        let mut seconds_after = |records: &[TraceRecord]| {
+            summary.note(&Batch { records: records.to_vec(), ..Batch::default() }, true);
+            summary.seconds
+        };
+        // Those of one process are in the order in which they ended.
+        assert_eq!(seconds_after(&[record(5 * S, S), record(3600 * S, S), record(10 * S, 3595 * S)]), 3595.0);
+        assert_eq!(seconds_after(&[record(S, 0), record(S / 2, 2 * S), record(61 * S, 0)]), 3655.5);
+        assert_eq!(seconds_after(&[record(0, 0), record(30 * S, S)]), 3685.5);
+    }
 
     #[test]
     fn disks_are_counted_and_not_their_numbers() {
