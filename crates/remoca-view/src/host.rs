@@ -1,7 +1,7 @@
 //! What the host's daemon (`remoca host`) says of the memory that it divides: how it is asked, and what is shown of it.
 
 use crate::ask::PATIENCE;
-use crate::text::show_time;
+use crate::text::show_date;
 use remoca_io::show::show_size;
 use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
 use serde::Serialize;
@@ -105,7 +105,7 @@ pub fn text(report: &HostReport) -> String {
 #[must_use]
 pub fn decision_text(decision: &HostDecision) -> String {
     let HostDecision { at_s, vm, from_bytes, to_bytes, why, outcome, .. } = decision;
-    let time = show_time(*at_s);
+    let time = show_date(*at_s);
     match vm {
         None => format!("{time} {why}"),
         Some(vm) => format!("{time} {vm}: {} -> {}: {why}: {outcome}", show_size(*from_bytes), show_size(*to_bytes)),
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_report_is_one_line() {
         let mut report = host_report();
-        let said = "local tier: 3G of 4G given; all sizes are as they should be; last: 22:13:20Z web001: 1G -> 2G: it gains: set";
+        let said = "local tier: 3G of 4G given; all sizes are as they should be; last: 2023-11-14T22:13:20Z web001: 1G -> 2G: it gains: set";
         assert_eq!(text(&report), said);
         report.applies = false;
         report.state = "\x1b[2J\n".repeat(1000);

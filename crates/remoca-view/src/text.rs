@@ -53,6 +53,19 @@ pub fn show_time(s: u64) -> String {
     format!("{:02}:{:02}:{:02}Z", s / 3600 % 24, s / 60 % 60, s % 60)
 }
 
+/// Returns the day and the time of day, in UTC, of a time in seconds since 1970.
+pub fn show_date(s: u64) -> String {
+    // Years here begin in March: the day that may be missing is the last one. 719,468 days are those from March of the year 0 to 1970.
+    let days = s / 86_400 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month + 2) / 5 + 1;
+    let (year, month) = (era * 400 + year_of_era + month / 10, (month + 2) % 12 + 1);
+    format!("{year:04}-{month:02}-{day:02}T{}", show_time(s))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,5 +76,20 @@ mod tests {
         assert_eq!(times, ["0s", "42ms", "1.0s", "4.2s", "60s", "6.7m", "-3.5h", "12d"]);
         assert_eq!([0.0, 0.26, 9.96, 1234.5].map(rate), ["0", "0.3", "10", "1234"]);
         assert_eq!(show_time(1_700_000_000), "22:13:20Z");
+    }
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        for (s, shown) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_700_000_000, "2023-11-14T22:13:20Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(show_date(s), shown);
+        }
     }
 }

@@ -278,7 +278,7 @@ mod tests {
         ] {
             assert!(shown.contains(words), "`{words}` is missing in:\n{shown}");
         }
-        assert_eq!(log(&report), "00:00:00Z web1: 1M -> 2M: it gains: set\n");
+        assert_eq!(log(&report), "1970-01-01T00:00:00Z web1: 1M -> 2M: it gains: set\n");
         assert_eq!(log(&HostReport::default()), "Nothing was decided yet.\n");
     }
 }
