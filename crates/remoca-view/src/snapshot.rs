@@ -129,7 +129,7 @@ fn tell_apart(vms: &mut [Vm]) {
         let namesakes = || names.iter().filter(|(other, _)| other == name);
         let is_alone_called_so = *is_called_so && namesakes().filter(|(_, is_called_so)| *is_called_so).count() == 1;
         if namesakes().count() > 1 && !is_alone_called_so {
-            vm.name = format!("{name} ({})", vm.socket.display());
+            vm.name = format!("{name}{}", vm.distinction());
         }
     }
 }

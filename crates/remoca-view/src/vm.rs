@@ -67,6 +67,16 @@ impl Vm {
         }
     }
 
+    /// Returns what is behind the name of a VM if others have the same.
+    pub(crate) fn distinction(&self) -> String {
+        format!(" ({})", self.socket.display())
+    }
+
+    /// Returns the name as its unit has it.
+    pub(crate) fn plain_name(&self) -> &str {
+        self.name.strip_suffix(&self.distinction()).unwrap_or(&self.name)
+    }
+
     /// Returns the newest figures; `None` if its process does not answer.
     #[must_use]
     pub fn newest(&self) -> Option<&Figures> {

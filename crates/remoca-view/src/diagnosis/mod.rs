@@ -130,7 +130,7 @@ fn of_vm(vm: &Vm) -> Vec<(usize, Problem)> {
 }
 
 fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
-    let (name, socket) = (&vm.name, vm.socket.display());
+    let (name, socket) = (vm.plain_name(), vm.socket.display());
     match silence {
         Silence::Gone(text) => (
             "process-gone",

@@ -260,3 +260,18 @@ fn a_process_that_is_gone_is_told_with_what_to_do() {
     let text = problems[0].to_string();
     assert!(text.starts_with("failed   a: process: ") && text.contains("systemctl status remoca-disk@a"), "{text}");
 }
+
+/// Nobody has a unit whose name is a label.
+#[test]
+fn a_process_that_is_gone_is_called_what_its_unit_is_called() {
+    let answer = |socket: &str, silence| Answer { socket: socket.into(), status: Err(silence), curve: None };
+    let gone = answer("/a/web1.ctl", Silence::Gone("nobody answers".into()));
+    let hangs = answer("/b/web1.ctl", Silence::Hangs("it hangs".into()));
+    let problems = Taker::default().next(vec![gone, hangs], 0.0, None).problems;
+    let texts: Vec<_> = problems.iter().map(ToString::to_string).collect();
+    assert!(texts[0].starts_with("failed   web1 (/a/web1.ctl): process: "), "{texts:?}");
+    for words in ["`systemctl status remoca-disk@web1`", "`remoca forget web1 --control /a/web1.ctl`"] {
+        assert!(texts[0].contains(words), "{texts:?}");
+    }
+    assert!(texts[1].contains("`systemctl restart remoca-disk@web1`"), "{texts:?}");
+}
