@@ -101,7 +101,8 @@ struct Line<'a> {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// If the VM named on the command line does not answer, or there is no VM to show in the table.
+/// If the VM named on the command line does not answer, there are VM processes and none of them does, or there is no VM to show in the
+/// table.
 pub fn run(args: &StatusArgs) -> Result<()> {
     match show_repeatedly(args) {
         // The output has a reader that has read enough, as in `remoca status | head -1`.
@@ -316,7 +317,9 @@ fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answe
     page.remark(remarks);
     written?;
     match now.silent.len() {
-        _ if args.output == Form::Json || !now.vms.is_empty() || before.is_some() => Ok(()),
+        _ if !now.vms.is_empty() || before.is_some() => Ok(()),
+        // A program learns from an empty list that there are no VMs, or what a page says of them.
+        count if args.output == Form::Json && (count == 0 || args.from.is_some()) => Ok(()),
         0 => bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere()),
         count => bail!("none of {count} VM processes answers"),
     }

@@ -466,6 +466,7 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
     };
     let said = run_command(&mut command(&["status"]));
     expect_refusal(&said, FAILURE, &["no VM process runs here"]);
+    assert_eq!(text(&run_command(&mut command(&["status", "-o", "json"]))), "[]\n");
     let mut programs: Vec<_> = ["web", "mail"]
         .into_iter()
         .map(|name| {
@@ -508,6 +509,10 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
     assert_eq!(names(&shown), ["mail"]);
     assert!(String::from_utf8_lossy(&shown.stderr).contains("web.ctl"), "{shown:?}");
     programs[1].terminate();
+    // A program that reads the list must not take this for a host without VMs.
+    let silent = run_command(&mut command(&["status", "-o", "json"]));
+    assert_eq!((silent.status.code(), &silent.stdout[..]), (Some(FAILURE), &b"[]\n"[..]), "{silent:?}");
+    assert!(String::from_utf8_lossy(&silent.stderr).contains("none of 1 VM processes answers"), "{silent:?}");
     let none = run_command(&mut command(&["upgrade", "--all"]));
     expect_refusal(&none, FAILURE, &["no VM process runs here. No process answers for web"]);
 }
