@@ -2,7 +2,7 @@
 
 use super::configuration::Scene;
 use super::migration::key;
-use super::support::program::{REMOCA, command, install, run_command, status};
+use super::support::program::{REMOCA, Signal, command, install, run_command, status};
 use super::support::wait_until;
 use remoca_frontend::testing::{Options, TestGuest};
 use std::fs::{self, File};
@@ -174,4 +174,21 @@ fn the_hook_restarts_a_process_of_the_unit_without_a_guest() {
     let _waiting = scene.start(&["--incoming", &address, "--incoming-key", &key]);
     assert!(status(&scene.control()).migration.is_some_and(|migration| !migration.has_disks));
     hook.expect(NOTHING);
+}
+
+/// systemd takes such a process for started, so a guest would wait for it, or get an image that was replaced.
+#[test]
+fn no_guest_starts_with_disks_that_hang() {
+    let hook = Hook::new();
+    let mut program = hook.scene.start(&[]);
+    hook.unit("active", "", 0);
+    program.signal(Signal::STOP);
+    let (code, asked, said) = hook.output("web1 prepare begin -", DISK, &hook.path());
+    assert_eq!((code, &*asked), (Some(1), ""), "{said}");
+    assert!(said.contains("the disks of web1 do not answer: see `systemctl status remoca-disk@web1`"), "{said}");
+    program.signal(Signal::CONT);
+    hook.expect(RESTARTED);
+    program.terminate();
+    // Its control socket is elsewhere.
+    hook.expect(STARTED);
 }
