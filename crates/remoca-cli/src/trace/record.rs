@@ -11,8 +11,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use remoca_io::control::{self, call_for_stream};
 use remoca_io::signals::Signals;
-use remoca_protocol::control::{Command, Reply};
+use remoca_protocol::control::{Command, Reply, Status};
 use remoca_protocol::trace::{FRAME_HEADER_BYTES, FrameHeader, HEAD_BYTES, check_head};
+use remoca_view::figures::is_same_program;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 const WAIT: Duration = Duration::from_millis(200);
 /// How long the rest of the trace may take to arrive once its end was asked for.
 const END_PATIENCE: Duration = Duration::from_secs(10);
+/// What is said of a recording that has neither the time nor the size that was asked for, although nobody stopped it.
+const EARLY: &str = "the recording has ended early";
 
 #[derive(Args, Debug)]
 pub struct RecordArgs {
@@ -48,21 +51,27 @@ pub struct RecordArgs {
 }
 
 /// Records the trace of a VM into a file, for at most the time and of at most the size that the arguments say.
+///
+/// # Errors
+/// If nothing was recorded, the file cannot be written, or the recording ended although nobody stopped it. What there is of it is kept.
 pub fn run(args: &RecordArgs) -> Result<()> {
     let &RecordArgs { ref name, ref output, force, time, size } = args;
     let signals = Signals::take().context("cannot wait for signals")?;
     let socket = socket_of(name)?;
     let mut file = unfinished(output, force)?;
-    let mut trace = start(&socket)?;
+    let (before, mut trace) = start(&socket)?;
     let begun = Instant::now();
     eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
     let mut frames = Frames::new(size);
     let mut ending: Option<Instant> = None;
-    let mut failed = None;
+    let (mut failed, mut is_early) = (None, false);
     let why = loop {
         match trace.read(frames.room()) {
             Ok(0) if ending.is_some() => break None,
-            Ok(0) => break Some("The VM process has ended the trace: it was stopped, upgraded, or ended."),
+            Ok(0) => {
+                is_early = !is_there_still(&socket, &before);
+                break Some("The VM process has ended the trace: it was stopped, upgraded, or ended.");
+            }
             Ok(count) => {
                 if let Err(error) = frames.take(count, file.as_file_mut()) {
                     failed = Some(error);
@@ -70,7 +79,10 @@ pub fn run(args: &RecordArgs) -> Result<()> {
                 }
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Err(_) => break Some("The connection to the VM process was lost."),
+            Err(_) => {
+                is_early = true;
+                break Some("The connection to the VM process was lost.");
+            }
         }
         if frames.is_full {
             let _ = control::call(&socket, Command::TraceStop);
@@ -83,7 +95,10 @@ pub fn run(args: &RecordArgs) -> Result<()> {
                 // It may have ended by itself; then the connection ends, too.
                 let _ = control::call(&socket, Command::TraceStop);
             }
-            Some(since) if since.elapsed() > END_PATIENCE => break Some("The VM process did not send the rest."),
+            Some(since) if since.elapsed() > END_PATIENCE => {
+                is_early = true;
+                break Some("The VM process did not send the rest.");
+            }
             None | Some(_) => {}
         }
     };
@@ -101,7 +116,16 @@ pub fn run(args: &RecordArgs) -> Result<()> {
         writeln!(out, "{lost} were lost, because this command was too slow to take them")?;
     }
     why.iter().try_for_each(|why| writeln!(out, "{why}"))?;
-    failed.map_or(Ok(()), |error| Err(error.context("the recording has ended early")))
+    match failed {
+        Some(error) => Err(error.context(EARLY)),
+        None if is_early => bail!(EARLY),
+        None => Ok(()),
+    }
+}
+
+/// Returns whether the program that had the status `before` goes on: then somebody has stopped the recording.
+fn is_there_still(socket: &Path, before: &Status) -> bool {
+    runtime::ask(socket, Command::Status).is_ok_and(|now| is_same_program(before, &now))
 }
 
 /// Ends the recording that somebody else receives.
@@ -113,19 +137,19 @@ fn socket_of(name: &str) -> Result<PathBuf> {
     runtime::sockets(Some(name))?.pop().context("there is no such VM process")
 }
 
-fn start(socket: &Path) -> Result<BufReader<UnixStream>> {
+fn start(socket: &Path) -> Result<(Status, BufReader<UnixStream>)> {
     let (reply, stream) =
         call_for_stream(socket, Command::TraceStart).map_err(|error| runtime::no_vm_process(socket, error))?;
-    match reply {
-        Reply::Status(_) => {}
+    let status = match reply {
+        Reply::Status(status) => *status,
         Reply::Curve(_) => bail!("the process answers with something else than a trace"),
         Reply::Error { error } if error.starts_with("this is no command") => {
             bail!("the process is of an older version, which sends no traces: `remoca upgrade` brings it to this one")
         }
         Reply::Error { error } => bail!("{error}"),
-    }
+    };
     stream.get_ref().set_read_timeout(Some(WAIT)).context("cannot wait for the trace")?;
-    Ok(stream)
+    Ok((status, stream))
 }
 
 fn is_asked_to_stop(signals: &Signals) -> bool {

@@ -18,6 +18,8 @@ use std::path::{Path, PathBuf};
 const FAILURE: i32 = 1;
 /// A cache of 4 MiB in pages.
 const CACHE: u64 = 1024;
+/// What a recording says that ended although nobody stopped it.
+const EARLY: &str = "the recording has ended early";
 
 /// A `remoca trace record` in the background.
 struct Recorder {
@@ -39,9 +41,20 @@ impl Recorder {
     }
 
     /// Waits for its end, and returns what it said.
-    fn wait(mut self) -> (PathBuf, String) {
+    fn wait(self) -> (PathBuf, String) {
+        self.wait_for_end(|said| !said.contains(EARLY))
+    }
+
+    /// Waits for its end before it was stopped, and returns what it said.
+    fn wait_for_early_end(self) -> (PathBuf, String) {
+        self.wait_for_end(|said| said.contains(EARLY))
+    }
+
+    fn wait_for_end(mut self, is_right: impl Fn(&str) -> bool) -> (PathBuf, String) {
         wait_until("the recording ends", || !self.program.is_running());
-        (self.output.clone(), self.program.log())
+        let said = self.program.log();
+        assert!(is_right(&said), "{said}");
+        (self.output.clone(), said)
     }
 }
 
@@ -255,7 +268,7 @@ fn a_recording_ends_at_its_size_and_with_the_process() {
     let recorder = Recorder::start(folder.path(), &machine.control(), &["--force"]);
     machine.run(20);
     machine.program.terminate();
-    let (trace, said) = recorder.wait();
+    let (trace, said) = recorder.wait_for_early_end();
     assert!(said.contains("The VM process has ended the trace"), "{said}");
     assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(0));
     machine.restart();
@@ -337,7 +350,7 @@ fn a_recording_ends_with_an_upgrade_and_with_a_process_that_is_killed() {
             let (done, said) = upgrade::upgrade_in_time(&mut machine, || None);
             assert!(done, "{said}");
         }
-        let (trace, said) = recorder.wait();
+        let (trace, said) = recorder.wait_for_early_end();
         assert!(said.contains("The VM process has ended the trace") || said.contains("was lost"), "{said}");
         assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(1000));
     }
@@ -432,7 +445,7 @@ fn a_full_disk_ends_a_trace() {
     machine.run_until("both are full", |machine| {
         machine.program.log().contains("the trace ends here") && !recorder.program.is_running()
     });
-    let (trace, said) = recorder.wait();
+    let (trace, said) = recorder.wait_for_early_end();
     assert!(said.contains("No space left") && said.contains("requests and evictions in"), "{said}");
     assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(1000));
     let before = parse_trace(&std::fs::read(&file).unwrap()).unwrap().records.len();
