@@ -12,7 +12,7 @@ use crate::settings::{Files, Folder, Unusable};
 use crate::size::{parse_size, show_size};
 use crate::status::is_broken_pipe;
 use crate::time::parse_duration;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args, FromArgMatches, Subcommand, ValueEnum};
 use here::{Form, Host, asked};
 use remoca_disk::start::WrongOptions;
@@ -200,7 +200,7 @@ pub fn schema() -> Schema {
 /// Runs the subcommand. `words` are its arguments as they were typed.
 ///
 /// # Errors
-/// If an option cannot be used, another daemon runs, or no daemon answers.
+/// If an option cannot be used, another daemon runs, no daemon answers, or of one plan (`--once`) a change was not made.
 pub fn run(args: &HostArgs, words: &[OsString]) -> Result<()> {
     let shown = match &args.ask {
         Some(Ask::GiveBack { folder, place }) => give_back::run(&folder.config, &place.folder()?),
@@ -273,7 +273,10 @@ fn divide(args: &HostArgs) -> Result<()> {
     }
     daemon.run(signals.stop.as_fd(), extent)?;
     let _told = sd_notify::notify(&[NotifyState::Stopping]);
-    Ok(())
+    match daemon.failed() {
+        failed if args.once && failed > 0 => bail!("{failed} of the sizes were not changed: the log above says why"),
+        _ => Ok(()),
+    }
 }
 
 fn settings(args: &HostArgs) -> Result<Settings> {
@@ -357,7 +360,6 @@ fn tell(place: &Place, text: impl Fn(&HostReport) -> Result<String>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::bail;
     use clap::Parser;
 
     #[derive(Parser, Debug)]

@@ -149,6 +149,12 @@ impl<S: Surroundings> Daemon<S> {
         }
     }
 
+    /// Returns the number of changes that it has begun, and that did not take place. The log says why.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.planner.failed()
+    }
+
     /// Has all guests get their memory back.
     pub fn give_back(&mut self) {
         self.planner.ask_back();

@@ -372,7 +372,12 @@ fn one_plan_is_applied_and_none_without_a_record() {
     gains.change(|manner| manner.cliff_mib = 14);
     gives.change(|manner| manner.mib = 4);
     std::fs::create_dir(host.path().join("remoca-host.record.new")).unwrap();
-    let report = once(host.path(), &["--total", "32M", "--apply"]);
+    let arguments = ["host", "--once", "-o", "json", "--total", "32M", "--apply", "--sockets"];
+    let failed = run(&[&arguments[..], &[host.path().to_str().unwrap()]].concat());
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert_eq!(failed.status.code(), Some(FAILURE), "{said}");
+    assert!(said.contains("of the sizes were not changed: the log above says why"), "{said}");
+    let report = HostReport::parse(&failed.stdout).unwrap();
     assert_eq!(gains.now().mib, 12, "{report:?}");
     assert!(report.decisions.last().unwrap().outcome.contains("the intent cannot be written"), "{report:?}");
 }

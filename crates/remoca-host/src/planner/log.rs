@@ -25,12 +25,21 @@ pub(super) struct Log {
     newest: BTreeMap<String, usize>,
     /// What was proposed last.
     proposed: Vec<(String, u64)>,
+    /// Number of changes of sizes that were begun, and did not take place.
+    pub(super) failed: usize,
 }
 
 impl Log {
     pub(super) fn new(mut decisions: Vec<HostDecision>) -> Self {
         decisions.drain(..decisions.len().saturating_sub(DECISIONS_MAX));
-        Self { decisions, forgotten: 0, awaited: BTreeMap::new(), newest: BTreeMap::new(), proposed: Vec::new() }
+        Self {
+            decisions,
+            forgotten: 0,
+            awaited: BTreeMap::new(),
+            newest: BTreeMap::new(),
+            proposed: Vec::new(),
+            failed: 0,
+        }
     }
 
     pub(super) fn decisions(&self) -> &[HostDecision] {

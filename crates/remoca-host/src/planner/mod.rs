@@ -303,6 +303,12 @@ impl Planner {
         }
     }
 
+    /// Returns the number of sizes that VMs were told, and did not take.
+    #[must_use]
+    pub fn failed(&self) -> usize {
+        self.log.failed
+    }
+
     /// Returns whether changes are under way, or may be soon.
     #[must_use]
     pub fn is_moving(&self) -> bool {

@@ -308,11 +308,14 @@ impl Planner {
     }
 
     fn drop_one(&mut self, at: Moment, name: &str, side: Side, why: &str) {
+        let is_exchange = self.intent.as_ref().is_some_and(super::Intent::is_exchange);
         let Some(change) = self.intent.as_mut().and_then(|intent| intent.of(name, side)) else { return };
         let was_begun = change.stage == Stage::Begun;
         change.stage = Stage::Dropped;
         let change = change.clone();
         self.log.dropped(at.unix_s, &change, why);
+        // A guest that lends nothing may need its memory.
+        self.log.failed += usize::from(was_begun && !is_exchange);
         if side == Side::Tier {
             return;
         }

@@ -45,6 +45,7 @@ fn one_that_refuses_costs_the_others_nothing_for_long() {
     let refused =
         world.planner.report(world.at).decisions.into_iter().find(|decision| decision.vm.as_deref() == Some("vm0"));
     assert_eq!(refused.unwrap().outcome, "not done: it refused: no");
+    assert_eq!(world.planner.failed(), 1);
 }
 
 #[test]
