@@ -63,13 +63,24 @@ pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// Returns the control sockets in `directory`, in the order of their names.
+/// Returns the control sockets in `directory`, in the order of their names. Returns none if it cannot be read.
 pub fn sockets_in(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let mut found: Vec<_> =
-        entries.filter(|path| path.extension().is_some_and(|extension| extension == SUFFIX)).collect();
+    read_sockets(directory).unwrap_or_default()
+}
+
+/// Returns the control sockets in `directory`, in the order of their names. A directory that is not there has none.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    found.retain(|path| path.extension().is_some_and(|extension| extension == SUFFIX));
     found.sort();
-    found
+    Ok(found)
 }
 
 /// Sends a command to the VM process behind `socket`, and returns the status that the process reports afterwards.
