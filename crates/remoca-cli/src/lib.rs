@@ -11,6 +11,7 @@ mod group;
 mod host;
 mod hypervisor;
 mod log;
+mod look;
 mod memory;
 mod migrate;
 mod qcow2;

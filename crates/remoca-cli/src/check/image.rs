@@ -1,5 +1,6 @@
 //! Images: there, and locked by this VM alone.
 
+use crate::look;
 use crate::size::show_size;
 use crate::vm::Vm;
 use remoca_disk::start::DiskOptions;
@@ -9,12 +10,31 @@ use remoca_view::finding::Finding;
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::mpsc::Receiver;
 
 pub(super) fn check(vm: &Vm) -> Vec<Finding> {
-    match &vm.running {
-        Some(status) => status.disks.iter().map(|disk| of_running(status, disk)).collect(),
-        None => vm.disks().map(|(name, disk)| of_configured(format!("image {name}"), disk)).collect(),
-    }
+    let begun = match &vm.running {
+        Some(status) => status.disks.iter().map(|disk| begin_running(status, disk.clone())).collect(),
+        None => vm.disks().map(|(name, disk)| begin_configured(format!("image {name}"), disk.clone())).collect(),
+    };
+    let hangs = |(what, image): (String, String)| {
+        let advice = "Is its server there, and the way to it? Whoever reads the image waits until it answers";
+        Finding::failed(what, format!("{image}: its file system does not answer"), advice)
+    };
+    look::end(begun).map(|(image, found)| found.unwrap_or_else(|| hangs(image))).collect()
+}
+
+/// A look at an image: what is checked, the image, and what is found.
+type Look = ((String, String), Receiver<Finding>);
+
+fn begin_running(status: &Status, disk: DiskStatus) -> Look {
+    let (image, status) = ((format!("image {}", disk.name), disk.image.clone()), status.clone());
+    (image, look::begin(move || of_running(&status, &disk)))
+}
+
+fn begin_configured(what: String, disk: DiskOptions) -> Look {
+    let image = (what.clone(), disk.image.clone());
+    (image, look::begin(move || of_configured(what, &disk)))
 }
 
 fn of_running(status: &Status, disk: &DiskStatus) -> Finding {

@@ -2,7 +2,7 @@
 
 use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
 use crate::settings::{Files, host_path, vm_path};
-use crate::{disk, host, memory, serve};
+use crate::{disk, host, look, memory, serve};
 use anyhow::{Context, Result, bail};
 use remoca_disk::start::check_options;
 use remoca_store::format;
@@ -27,8 +27,14 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
     let mut out = std::io::stdout();
     problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
     // No mistake: a guest may have written this.
-    for disk in disks.iter().filter(|disk| !disk.options.is_qcow2 && is_meant(names, folder, &disk.place.path)) {
-        if let Ok(Some(name)) = format::of(Path::new(&disk.options.image)) {
+    let is_looked_at = |disk: &&DiskEntry| !disk.options.is_qcow2 && is_meant(names, folder, &disk.place.path);
+    let begin = |disk: &DiskEntry| {
+        let image = PathBuf::from(&disk.options.image);
+        look::begin(move || format::of(&image))
+    };
+    let begun = disks.iter().filter(is_looked_at).map(|disk| (disk, begin(disk))).collect();
+    for (disk, found) in look::end(begun) {
+        if let Some(Ok(Some(name))) = found {
             let (place, image) = (&disk.place, &disk.options.image);
             writeln!(out, "{place}: note: {image} looks like a {name} image, and its guest sees these very bytes")?;
         }

@@ -3,6 +3,7 @@
 //! A disk comes or goes in the VM's file, and then the process reads it again: it becomes its own program anew, as in an
 //! upgrade, which no guest notices. What does not work is taken out of the file again.
 
+use crate::look;
 use crate::runtime;
 use crate::settings::{edit, fields, vm_path};
 use crate::size::show_size;
@@ -91,7 +92,10 @@ fn add(vm: &str, disk: &DiskOptions, folder: &Path) -> Result<()> {
     }
     if !disk.is_raw {
         // The file will say that it is raw.
-        refuse_other_formats(&disk.image)?;
+        let image = disk.image.clone();
+        let begun = vec![((), look::begin(move || refuse_other_formats(&image)))];
+        let looked = look::end(begun).find_map(|(_, looked)| looked);
+        looked.with_context(|| format!("{}: its file system does not answer", disk.image))??;
     }
     change_file(vm, folder, &socket, RELOAD, |folder| edit::add_disk(folder, vm, &disk), |status| has(status, name))
         .with_context(|| format!("{name} is not added, and nothing has changed"))?;

@@ -1,7 +1,8 @@
 //! `remoca check`: of a VM that is configured, and of one that runs.
 
+use super::support::hanging_fs::HangingFs;
 use super::support::machine::{Machine, Setup};
-use super::support::program::{Serve, expect_refusal, run};
+use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
 use super::support::wait_until;
 use remoca_io::lock::{LockFailure, lock, probe};
 use std::fs::{self, File};
@@ -149,5 +150,29 @@ fn who_looks_at_an_image_keeps_nobody_from_it() {
     lock(&uses, false).unwrap();
     for read_only in [false, true] {
         assert!(matches!(probe(&looks, read_only), Err(LockFailure::InUse)));
+    }
+}
+
+#[test]
+fn an_image_whose_file_system_hangs_is_named_and_not_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let hanging = HangingFs::mount(1 << 20);
+    let (name, image) = ("check-hanging-image", hanging.file().display().to_string());
+    fs::create_dir(folder.path().join("vms")).unwrap();
+    let disk = format!("[[disk]]\nname = 'root'\nformat = 'raw'\nimage = '{image}'\nsocket = '/run/remoca/s'\n");
+    fs::write(folder.path().join("vms").join(format!("{name}.toml")), format!("version = 1\n{disk}")).unwrap();
+    hanging.hang();
+    for (arguments, words) in [
+        (&["check", name][..], format!("failed   image root: {image}: its file system does not answer")),
+        (&["config", "check", name], "no mistakes".to_owned()),
+    ] {
+        let mut command = command(REMOCA);
+        command.args(arguments).args(["--config", folder.path().to_str().unwrap()]);
+        let mut program = Program::start(&mut command, &folder.path().join(format!("log of {}", arguments[0])));
+        wait_until("it has said what is wrong", || program.log().contains(&words));
+        // The kernel lets no program go that such a file system has a request of.
+        hanging.go_on();
+        wait_until("it ends", || !program.is_running());
+        hanging.hang();
     }
 }
