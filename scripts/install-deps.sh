@@ -42,7 +42,7 @@ missing_of() {
 }
 
 # Succeeds if apt could install the package; `apt-cache show` also knows packages that others merely mention.
-has_candidate() { apt-cache policy "$1" | grep -q '^ *Candidate: [^(]'; }
+has_candidate() { LC_ALL=C apt-cache policy "$1" | grep -q '^ *Candidate: [^(]'; }
 
 has_bpftool() { bpftool version > /dev/null 2>&1 || /usr/sbin/bpftool version > /dev/null 2>&1; }
 

@@ -285,6 +285,22 @@ mod tests {
         }
     }
 
+    /// Otherwise the script installs the packages of another system.
+    #[test]
+    fn packages_are_found_whatever_language_apt_speaks() {
+        let script = std::fs::read_to_string(project().join("scripts/install-deps.sh")).unwrap();
+        let function = script.lines().find(|line| line.starts_with("has_candidate()")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        // A shell that has the name of apt's program takes its first argument, `policy`, for a script.
+        std::os::unix::fs::symlink("/bin/sh", folder.path().join("apt-cache")).unwrap();
+        let policy = "[ \"$LC_ALL\" = C ] && echo '  Candidate: 1' || echo '  Installationskandidat: 1'\n";
+        std::fs::write(folder.path().join("policy"), policy).unwrap();
+        let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{function}\nhas_candidate bpftool")]).current_dir(folder.path());
+        assert!(shell.env("PATH", path).env("LC_ALL", "de_DE.UTF-8").status().unwrap().success());
+    }
+
     #[test]
     fn long_tests_are_found_in_the_sources() {
         let long = long_functions().unwrap();
