@@ -68,7 +68,7 @@ clean_up() {
     [ $policy_is_ours = no ] || as_root rm -f $POLICY
 }
 trap clean_up EXIT
-trap 'exit 130' INT TERM
+trap 'exit 130' HUP INT TERM
 
 disable_daemon() {
     if command -v systemctl > /dev/null; then

@@ -301,6 +301,23 @@ mod tests {
         assert!(shell.env("PATH", path).env("LC_ALL", "de_DE.UTF-8").status().unwrap().success());
     }
 
+    /// Otherwise no daemon of this machine is started again when its package is upgraded.
+    #[test]
+    fn a_machine_may_start_its_daemons_when_the_terminal_of_its_installation_is_closed() {
+        let script = std::fs::read_to_string(project().join("scripts/install-deps.sh")).unwrap();
+        let (_, script) = script.split_once("\nPOLICY=/usr/sbin/policy-rc.d\n").unwrap();
+        let (script, _) = script.split_once("\ndisable_daemon() {").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let policy = folder.path().join("policy-rc.d");
+        let before = format!("set -eu\nPOLICY='{}'\nas_root() {{ \"$@\"; }}\n", policy.display());
+        for (signal, code) in [("HUP", 130), ("TERM", 130), ("0", 0)] {
+            let after = format!("\nforbid_daemons\ntest -x $POLICY\nkill -{signal} $$\n:\n");
+            let mut shell = Command::new("sh");
+            let status = shell.args(["-c", &format!("{before}{script}{after}")]).status().unwrap();
+            assert_eq!((status.code(), policy.exists()), (Some(code), false), "SIG{signal}");
+        }
+    }
+
     #[test]
     fn long_tests_are_found_in_the_sources() {
         let long = long_functions().unwrap();
