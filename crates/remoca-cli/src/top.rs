@@ -99,7 +99,7 @@ mod tests {
         std::fs::create_dir(&directory).unwrap();
         let socket = directory.join("web1.ctl");
         std::fs::write(&socket, "").unwrap();
-        assert_eq!(sockets(), [socket.clone()]);
+        assert_eq!(sockets(), std::slice::from_ref(&socket));
         // Nobody reads a file as a folder, not even root.
         std::fs::remove_dir_all(&directory).unwrap();
         std::fs::write(&directory, "").unwrap();
