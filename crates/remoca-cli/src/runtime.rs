@@ -1,6 +1,6 @@
 //! Finds running VM processes by their control sockets, and sends them commands.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
 use std::ffi::OsString;
@@ -51,16 +51,19 @@ pub fn socket_in(directory: &Path, name: &str) -> PathBuf {
 /// that name. Without a name, returns all control sockets of the directory.
 ///
 /// # Errors
-/// If there is no directory for control sockets.
+/// If there is no directory for control sockets, or it has to be read and cannot be.
 pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
     match name {
         Some(path) if path.contains('/') => Ok(vec![path.into()]),
         Some(name) => Ok(vec![socket_of(name)?]),
-        None => {
-            // A user without a directory has no processes, but may look for those of others.
-            Ok(directory().map(|directory| sockets_in(&directory)).unwrap_or_default())
-        }
+        // A user without a directory has no processes, but may look for those of others.
+        None => directory().map_or(Ok(Vec::new()), |directory| all_in(&directory)),
     }
+}
+
+fn all_in(directory: &Path) -> Result<Vec<PathBuf>> {
+    let unknown = || format!("{} cannot be read, so what runs there is not known", directory.display());
+    read_sockets(directory).with_context(unknown)
 }
 
 /// Returns the control sockets in `directory`, in the order of their names. Returns none if it cannot be read.
@@ -198,6 +201,18 @@ mod tests {
         for none in [None, Some(""), Some("here")] {
             assert_eq!(of_user(none.map(OsString::from)), None);
         }
+    }
+
+    /// A script would take the host for an empty one.
+    #[test]
+    fn a_folder_that_cannot_be_read_is_not_one_without_processes() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("remoca");
+        assert!(all_in(&place).unwrap().is_empty(), "nothing was started yet");
+        // Nobody reads a file as a folder, not even root.
+        std::fs::write(&place, "").unwrap();
+        let error = all_in(&place).unwrap_err().to_string();
+        assert_eq!(error, format!("{} cannot be read, so what runs there is not known", place.display()));
     }
 
     #[test]
