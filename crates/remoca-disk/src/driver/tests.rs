@@ -431,6 +431,37 @@ fn a_command_that_waits_for_a_larger_index_does_not_undo_a_later_one() {
     }
 }
 
+/// The two tiers have a size each.
+#[test]
+fn a_size_that_waits_for_a_larger_index_does_not_undo_a_later_one() {
+    let (large, small) = (Some(PAGE_SIZE_U64 << 16), Some(4 * PAGE_SIZE_U64));
+    for (first, second, cache_pages) in [
+        ((large, None), (small, None), 4),
+        ((None, large), (None, Some(0)), 8),
+        ((large, None), (None, Some(0)), 1 << 16),
+    ] {
+        let endpoints = ["unix:/nowhere".parse().unwrap()].to_vec();
+        let link = ServerLink::start(Arc::new(HostNetwork), &endpoints.into(), None).unwrap();
+        let (control, desk) = ControlServer::unattended(wake::new().unwrap(), None).unwrap();
+        let parts = parts(8, vec![disk(&Submitted::default())], config(1));
+        let mut driver = Driver::new(Parts { link: Some(link), control: Some(control), ..parts }).unwrap();
+        let mut say = |(cache_bytes, local_bytes)| {
+            let set = Command::Set { servers: None, cache_bytes, local_bytes, enabled: None, at_once: false };
+            let (connection, _client) = UnixStream::pair().unwrap();
+            let answer = desk.hand_in(set, connection).unwrap();
+            driver.answer_control();
+            answer
+        };
+        let (first, second) = (say(first), say(second));
+        assert!(matches!(second.try_recv(), Ok(Answer::Reply(Reply::Status(_)))));
+        let is_overtaken = cache_pages < 1 << 16;
+        assert_eq!(matches!(first.try_recv(), Ok(Answer::Reply(Reply::Error { .. }))), is_overtaken);
+        driver.take_index();
+        driver.end_move();
+        assert_eq!(driver.vm.size.tiers(), TierSizes { cache: PageCount(cache_pages), local: PageCount(0) });
+    }
+}
+
 /// Whoever drives the driver says what time it is. The poller alone waits for the host's clock.
 #[test]
 fn nothing_reads_a_clock_of_its_own() {
