@@ -4,7 +4,7 @@ mod give_back;
 mod here;
 mod table;
 
-use crate::runtime;
+use crate::runtime::{self, KnownSockets};
 use crate::settings::file::{self, HOST};
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
@@ -261,6 +261,7 @@ fn divide(args: &HostArgs) -> Result<()> {
         folder: args.folder.config.clone(),
         output: (!is_service).then_some(args.output),
         is_first: true,
+        known: KnownSockets::default(),
     };
     let mut daemon = Daemon::new(settings, host, paths.as_ref())?;
     if is_daemon {

@@ -1,7 +1,7 @@
 //! `remoca migrate`: hands the disks and the cache of a VM to a process on another host.
 
 use crate::check::is_replaced;
-use crate::runtime;
+use crate::{look, runtime};
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
 use remoca_disk::start::{ADVICE, KeySource};
@@ -10,6 +10,7 @@ use remoca_io::key;
 use remoca_protocol::control::{Command, Status};
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Hand the disks and the cache of a migrating VM to the process on the other host.
 ///
@@ -70,17 +71,24 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
         _ => Command::MigrateTakeBack,
     };
     if args.to.is_some() {
-        refuse_replaced_images(&runtime::ask(&socket, Command::Status)?)?;
+        refuse_replaced_images(&Arc::new(runtime::ask(&socket, Command::Status)?))?;
     }
     let status = runtime::ask(&socket, command)?;
     let news = status.migration.and_then(|migration| migration.news).unwrap_or_default();
     Ok(writeln!(std::io::stdout(), "{}: {news}", status.name)?)
 }
 
-/// Refuses the first image whose path leads to another file by now: the process on the other host would open that one.
-fn refuse_replaced_images(status: &Status) -> Result<()> {
-    match status.disks.iter().find(|disk| status.has_disks() && is_replaced(status, disk)) {
-        Some(disk) => bail!(
+/// Refuses the first image whose path leads to another file by now: the process on the other host would open that one. Nobody knows that of
+/// an image whose file system hangs.
+fn refuse_replaced_images(status: &Arc<Status>) -> Result<()> {
+    let disks = if status.has_disks() { &status.disks[..] } else { &[] };
+    let begin = |(at, disk)| {
+        let status = Arc::clone(status);
+        (disk, look::begin(move || is_replaced(&status, &status.disks[at])))
+    };
+    let mut looks = look::end(disks.iter().enumerate().map(begin).collect());
+    match looks.find(|(_, is_replaced)| *is_replaced == Some(true)) {
+        Some((disk, _)) => bail!(
             "{}: {} is not the file that this process serves, so the guest would get another one at the other host. Put it back in place, for \
              example from /proc/{}/fd; or shut the guest down, and restart the process",
             disk.name,

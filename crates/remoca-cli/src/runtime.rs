@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -66,16 +67,26 @@ fn all_in(directory: &Path) -> Result<Vec<PathBuf>> {
     read_sockets(directory).with_context(unknown)
 }
 
-/// Returns the control sockets in `directory`, in the order of their names. Returns none if it cannot be read.
-pub fn sockets_in(directory: &Path) -> Vec<PathBuf> {
-    read_sockets(directory).unwrap_or_default()
+/// Control sockets of a directory that is read again and again.
+#[derive(Default)]
+pub struct KnownSockets(RefCell<Vec<PathBuf>>);
+
+impl KnownSockets {
+    /// Returns the control sockets in `directory`, or if that cannot be read those that were there before: VMs that nobody can ask any
+    /// longer are silent, and not gone.
+    pub fn read(&self, directory: &Path) -> Vec<PathBuf> {
+        if let Ok(found) = read_sockets(directory) {
+            self.0.replace(found);
+        }
+        self.0.borrow().clone()
+    }
 }
 
 /// Returns the control sockets in `directory`, in the order of their names. A directory that is not there has none.
 ///
 /// # Errors
 /// If it cannot be read.
-pub fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
@@ -164,7 +175,7 @@ pub fn of_others(command: &str) -> String {
 /// Returns which VM processes `directory` has and who may reach them, or `None` if it has none.
 fn seen_in(directory: &Path, command: &str) -> Option<String> {
     const SHOWN_MAX: usize = 5;
-    let sockets = sockets_in(directory);
+    let sockets = read_sockets(directory).unwrap_or_default();
     let owner = user_name(std::fs::metadata(sockets.first()?).ok()?.uid());
     let names: Vec<_> = sockets.iter().filter_map(|path| path.file_stem()?.to_str()).take(SHOWN_MAX).collect();
     let more = if sockets.len() > SHOWN_MAX { ", ..." } else { "" };
@@ -213,6 +224,24 @@ mod tests {
         std::fs::write(&place, "").unwrap();
         let error = all_in(&place).unwrap_err().to_string();
         assert_eq!(error, format!("{} cannot be read, so what runs there is not known", place.display()));
+    }
+
+    #[test]
+    fn vms_do_not_vanish_with_a_folder_that_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let (directory, known) = (folder.path().join("remoca"), KnownSockets::default());
+        let sockets = || known.read(&directory);
+        assert!(sockets().is_empty());
+        std::fs::create_dir(&directory).unwrap();
+        let socket = directory.join("web1.ctl");
+        std::fs::write(&socket, "").unwrap();
+        assert_eq!(sockets(), std::slice::from_ref(&socket));
+        // Nobody reads a file as a folder, not even root.
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::write(&directory, "").unwrap();
+        assert_eq!(sockets(), [socket]);
+        std::fs::remove_file(&directory).unwrap();
+        assert!(sockets().is_empty());
     }
 
     #[test]

@@ -1,14 +1,13 @@
 //! `remoca top`: all VMs of this host on a terminal.
 
-use crate::runtime;
+use crate::runtime::{self, KnownSockets};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_host::record::Paths;
 use remoca_view::address::Address;
 use remoca_view::top::{self, Options};
 use remoca_view::watch::Sockets;
-use std::cell::RefCell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Show all VMs of this host on the terminal: what is wrong, what the cache does, and for one VM its curve and its last minutes.
@@ -68,43 +67,11 @@ pub fn host_socket() -> Option<PathBuf> {
 /// If there is no directory for control sockets, and a name is no path.
 pub fn sockets_of(names: Vec<String>) -> Result<Sockets> {
     if names.is_empty() {
-        let known = RefCell::default();
+        let known = KnownSockets::default();
         // A user without a directory has no processes.
-        return Ok(Box::new(move || runtime::directory().map(|it| sockets_in(&it, &known)).unwrap_or_default()));
+        return Ok(Box::new(move || runtime::directory().map(|it| known.read(&it)).unwrap_or_default()));
     }
     let sockets: Vec<Vec<PathBuf>> = names.iter().map(|name| runtime::sockets(Some(name))).collect::<Result<_>>()?;
     let sockets = sockets.concat();
     Ok(Box::new(move || sockets.clone()))
-}
-
-/// Returns the control sockets in `directory`, or if that cannot be read those that were there before (`known`): VMs that nobody can ask
-/// any longer are silent, and not gone.
-fn sockets_in(directory: &Path, known: &RefCell<Vec<PathBuf>>) -> Vec<PathBuf> {
-    if let Ok(found) = runtime::read_sockets(directory) {
-        *known.borrow_mut() = found;
-    }
-    known.borrow().clone()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn vms_do_not_vanish_with_a_folder_that_cannot_be_read() {
-        let folder = tempfile::tempdir().unwrap();
-        let (directory, known) = (folder.path().join("remoca"), RefCell::default());
-        let sockets = || sockets_in(&directory, &known);
-        assert!(sockets().is_empty());
-        std::fs::create_dir(&directory).unwrap();
-        let socket = directory.join("web1.ctl");
-        std::fs::write(&socket, "").unwrap();
-        assert_eq!(sockets(), std::slice::from_ref(&socket));
-        // Nobody reads a file as a folder, not even root.
-        std::fs::remove_dir_all(&directory).unwrap();
-        std::fs::write(&directory, "").unwrap();
-        assert_eq!(sockets(), [socket]);
-        std::fs::remove_file(&directory).unwrap();
-        assert!(sockets().is_empty());
-    }
 }

@@ -10,11 +10,15 @@ use remoca_view::finding::Finding;
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
 pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     let begun = match &vm.running {
-        Some(status) => status.disks.iter().map(|disk| begin_running(status, disk.clone())).collect(),
+        Some(status) => {
+            let status = Arc::new(status.clone());
+            (0..status.disks.len()).map(|at| begin_running(&status, at)).collect()
+        }
         None => vm.disks().map(|(name, disk)| begin_configured(format!("image {name}"), disk.clone())).collect(),
     };
     let hangs = |(what, image): (String, String)| {
@@ -27,9 +31,10 @@ pub(super) fn check(vm: &Vm) -> Vec<Finding> {
 /// A look at an image: what is checked, the image, and what is found.
 type Look = ((String, String), Receiver<Finding>);
 
-fn begin_running(status: &Status, disk: DiskStatus) -> Look {
-    let (image, status) = ((format!("image {}", disk.name), disk.image.clone()), status.clone());
-    (image, look::begin(move || of_running(&status, &disk)))
+fn begin_running(status: &Arc<Status>, at: usize) -> Look {
+    let (disk, status) = (&status.disks[at], Arc::clone(status));
+    let image = (format!("image {}", disk.name), disk.image.clone());
+    (image, look::begin(move || of_running(&status, &status.disks[at])))
 }
 
 fn begin_configured(what: String, disk: DiskOptions) -> Look {

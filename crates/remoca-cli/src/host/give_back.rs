@@ -3,6 +3,7 @@
 use super::here::{Host, asked};
 use super::table;
 use crate::memory;
+use crate::runtime::KnownSockets;
 use anyhow::{Context, Result, anyhow, bail};
 use remoca_host::daemon::{Daemon, Extent};
 use remoca_host::plan::Policy;
@@ -77,7 +78,8 @@ fn alone(config: &Path, directory: &Path, paths: &Paths, signals: &Signals) -> R
         readings_min: 1,
         guests: Some(GuestTerms::NO_ROUNDS),
     };
-    let host = Host { directory: directory.into(), folder: config.into(), output: None, is_first: true };
+    let (directory, folder) = (directory.into(), config.into());
+    let host = Host { directory, folder, output: None, is_first: true, known: KnownSockets::default() };
     let mut daemon = Daemon::new(settings, host, Some(paths))?;
     daemon.give_back();
     daemon.run(signals.stop.as_fd(), Extent::Once)?;

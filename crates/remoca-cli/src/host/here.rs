@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::memory;
-use crate::runtime;
+use crate::runtime::{self, KnownSockets};
 use anyhow::Result;
 use clap::ValueEnum;
 use remoca_host::daemon::Surroundings;
@@ -36,12 +36,14 @@ pub(super) struct Host {
     /// `None`: nothing is printed.
     pub(super) output: Option<Form>,
     pub(super) is_first: bool,
+    /// Those that were there before count as silent, and not as gone, while the directory cannot be read.
+    pub(super) known: KnownSockets,
 }
 
 impl Surroundings for Host {
     fn vms(&self) -> Vec<(String, PathBuf)> {
         let name = |path: PathBuf| Some((path.file_stem()?.to_str()?.to_owned(), path));
-        runtime::sockets_in(&self.directory).into_iter().filter_map(name).collect()
+        self.known.read(&self.directory).into_iter().filter_map(name).collect()
     }
 
     fn limits(&self, vm: &str) -> Result<Limits, String> {
