@@ -70,7 +70,7 @@ impl Side {
             5 if self.locking => self.lock(source.below(3)),
             6 => self.pass_time(source),
             7 => {
-                let away = !self.machine.holds();
+                let away = !self.open && !self.locking;
                 self.entitled |= away;
                 assert!(!self.machine.take_back(self.now) || away, "what is here is not taken back");
             }
@@ -149,7 +149,10 @@ impl Side {
 
     fn check(&self) {
         assert!(!self.machine.serves() || self.open, "nobody serves a disk that is not open");
-        assert_eq!(self.machine.holds(), self.open || self.locking);
+        assert_eq!(self.machine.has_images(), self.open);
+        assert!(self.machine.holds() || !self.open && !self.locking);
+        let waits = self.machine.holds() && !self.open && !self.locking;
+        assert!(!waits || self.machine.next_deadline().is_some(), "disks that were given and are never locked");
         assert_eq!(self.machine.is_linked(), self.linked);
     }
 }
