@@ -312,8 +312,10 @@ mod tests {
         let before = format!("set -eu\nPOLICY='{}'\nas_root() {{ \"$@\"; }}\n", policy.display());
         for (signal, code) in [("HUP", 130), ("TERM", 130), ("0", 0)] {
             let after = format!("\nforbid_daemons\ntest -x $POLICY\nkill -{signal} $$\n:\n");
-            let mut shell = Command::new("sh");
-            let status = shell.args(["-c", &format!("{before}{script}{after}")]).status().unwrap();
+            // The tests may run under nohup: a shell cannot trap what is ignored when it starts.
+            let mut shell = Command::new("env");
+            shell.args(["--default-signal=HUP,TERM", "sh", "-c", &format!("{before}{script}{after}")]);
+            let status = shell.status().unwrap();
             assert_eq!((status.code(), policy.exists()), (Some(code), false), "SIG{signal}");
         }
     }
