@@ -32,7 +32,7 @@ pub enum StateError {
     #[error("the state file {0} cannot be used: {1}. A restart will find the cache cold")]
     System(PathBuf, io::Error),
     #[error(
-        "there is no memory for the index of this cache: {0}. The index is in the memory of this host, about 58 bytes for each 4 KiB of \
+        "there is no memory for the index of this cache: {0}. The index is in the memory of this host, about 38 bytes for each 4 KiB of \
          cache: give a smaller --cache"
     )]
     NoMemory(io::Error),
