@@ -123,3 +123,33 @@ fn is_for_the_operator(error: &std::io::Error) -> bool {
             | ErrorKind::PermissionDenied
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoca_io::socket::SocketSource;
+
+    const UNITS: [&str; 3] = [
+        include_str!("../../../packaging/remoca-disk@.service"),
+        include_str!("../../../packaging/remoca-host.service"),
+        include_str!("../../../packaging/remoca-web.service"),
+    ];
+
+    #[test]
+    fn a_unit_does_not_try_again_what_is_said_not_to_be_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = SocketSource::bind(&folder.path().join("missing/socket"), None).unwrap_err();
+        // As those of `remoca host` and `remoca web` arrive.
+        let errors = [Error::from(std::io::Error::other(socket)), Error::msg("mistakes").context(WrongOptions)];
+        let codes = errors.map(|error| code(&error).unwrap().to_string());
+        assert_eq!(codes, ["73", "78"]);
+        for unit in UNITS {
+            let prevented = unit.lines().find_map(|line| line.strip_prefix("RestartPreventExitStatus=")).unwrap();
+            let is_web = unit.contains("remoca web");
+            // `remoca web` has no configuration.
+            for code in codes.iter().filter(|code| !is_web || *code != "78") {
+                assert!(prevented.split(' ').any(|other| other == code), "{code}: {unit}");
+            }
+        }
+    }
+}
