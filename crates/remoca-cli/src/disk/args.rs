@@ -103,7 +103,7 @@ pub struct DiskArgs {
     guest_memory: u64,
 
     /// Maximum guest memory that the index is sized for, whatever a vhost-user front end reports. A larger guest is still served,
-    /// but fewer of its blocks are known. Costs 12 MiB per GiB while such a guest is attached [at least --guest-memory]
+    /// but fewer of its blocks are known. Costs 7.5 MiB per GiB while such a guest is attached [at least --guest-memory]
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_size)]
     guest_memory_max: u64,
 
