@@ -12,9 +12,10 @@ use std::path::PathBuf;
 
 /// Check, show or convert the configuration.
 ///
-/// /etc/remoca/remoca.toml has a table [vms] with what all VMs of this host share, and a table [serve] for the memory server.
-/// /etc/remoca/vms/NAME.toml has the settings and disks of one VM. The keys are the flags of `remoca disk` and `remoca serve`
-/// without their dashes.
+/// /etc/remoca/remoca.toml has a table [vms] with what all VMs of this host share, a table [serve] for the memory server, and a table
+/// [host] for the daemon that divides memory. /etc/remoca/vms/NAME.toml has the settings and disks of one VM. The keys are the flags of
+/// `remoca disk`, `remoca serve` and `remoca host` without their dashes. Both files may have a table [memory]: the limits that
+/// `remoca host` keeps.
 #[derive(Args, Debug)]
 pub struct ConfigArgs {
     #[command(subcommand)]
@@ -68,5 +69,20 @@ pub fn run(args: &ConfigArgs) -> Result<()> {
         ConfigCommand::Check { names, folder } => check::run(names, &folder.config),
         ConfigCommand::Show { name, origin, folder } => show::run(name, &folder.config, *origin),
         ConfigCommand::Convert { file, folder } => convert::run(file, &folder.config),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::file::{HOST, MEMORY, SERVE, VMS};
+
+    #[test]
+    fn the_help_names_every_table() {
+        let command = ConfigArgs::augment_args(clap::Command::new("config"));
+        let about = command.get_long_about().unwrap().to_string();
+        for table in [VMS, SERVE, HOST, MEMORY] {
+            assert!(about.contains(&format!("[{table}]")), "{table}: {about}");
+        }
     }
 }
