@@ -108,7 +108,7 @@ pub struct DiskArgs {
     guest_memory_max: u64,
 
     /// Memory server: tcp:HOST:PORT or unix:PATH, or local:PATH for one on this host, whose memory this process reads and writes
-    /// by itself; may be repeated (the pool is placed on one of them); without one, nothing is cached
+    /// by itself; may be repeated: the cache is on one of them, or in parts on several. Without one, only --local caches
     #[arg(long, value_name = "ADDRESS")]
     server: Vec<Endpoint>,
 
