@@ -86,7 +86,7 @@ pub fn run(args: &SetArgs) -> Result<()> {
         (!args.server.is_empty()).then(|| args.server.iter().map(Endpoint::to_string).collect());
     if enabled.is_none() && args.cache.or(args.local).is_none() && servers.is_none() {
         bail!(
-            "nothing to change: give --cache SIZE, --local SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK"
+            "nothing to change: give --cache SIZE, --local SIZE, --on, --off, --server ADDRESS, --clear-failed-flush DISK or --clear-removed-flushes"
         );
     }
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };

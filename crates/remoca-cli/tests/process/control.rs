@@ -323,7 +323,7 @@ fn changes_that_are_refused_change_nothing() {
         (
             &[][..],
             FAILURE,
-            "nothing to change: give --cache SIZE, --local SIZE, --on, --off, --server ADDRESS or --clear-failed-flush DISK",
+            "nothing to change: give --cache SIZE, --local SIZE, --on, --off, --server ADDRESS, --clear-failed-flush DISK or --clear-removed-flushes",
         ),
         (&["--cache", "0"], FAILURE, "a cache of 0 bytes"),
         (&["--cache", "5000"], FAILURE, "a cache of 5000 bytes"),
