@@ -57,7 +57,7 @@ pub const FIELDS: [Field; 10] = [
     Field {
         name: "sector",
         value: "512|4096",
-        doc: "unit of the guest's requests, in bytes",
+        doc: "unit of the guest's requests, in bytes [default: 512]",
         set: |disk, value| match value {
             "512" | "4096" => {
                 disk.sector = if value == "512" { 512 } else { 4096 };
@@ -70,7 +70,7 @@ pub const FIELDS: [Field; 10] = [
     Field {
         name: "queues",
         value: "N",
-        doc: "maximum number of queues",
+        doc: "maximum number of queues, 1 to 64 [default: 64]",
         set: |disk, count| {
             let queues = count.parse().ok().filter(|queues| (1..=QUEUES_DEFAULT).contains(queues));
             disk.queues =
@@ -83,7 +83,7 @@ pub const FIELDS: [Field; 10] = [
         name: "on-loss",
         value: "continue|fail",
         doc: "for NBD images: a server that comes back may have lost writes that it had not flushed. With `fail` the next flush then \
-              fails",
+              fails [default: continue; of a qcow2 image without write-through: fail]",
         set: |disk, value| {
             disk.on_loss = match value {
                 "continue" => OnLostConnection::Continue,
@@ -174,6 +174,19 @@ fn switch(value: &str) -> Result<bool, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn defaults_and_limits_are_told() {
+        let disk = DiskOptions::new(String::new());
+        let is_told = |name: &str, words: &str| {
+            let field = FIELDS.iter().find(|field| field.name == name).unwrap();
+            assert!(field.doc.contains(words), "{name} has no `{words}`: {}", field.doc);
+        };
+        is_told("sector", &format!("[default: {}]", disk.sector));
+        is_told("queues", &format!("1 to {QUEUES_DEFAULT} [default: {}]", disk.queues));
+        assert_eq!(disk.on_loss, OnLostConnection::Continue);
+        is_told("on-loss", "[default: continue;");
+    }
 
     #[test]
     fn disks_are_described_by_keys() {
