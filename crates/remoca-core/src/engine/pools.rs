@@ -363,7 +363,11 @@ impl Pools {
 
     /// Returns the number of slots that each pool may process, if several change their sizes in the same turn.
     pub(super) fn slots_each(&self) -> u32 {
-        (self.limits.slots_per_turn / self.up_count().max(1)).max(1)
+        self.slots_among(self.up_count())
+    }
+
+    fn slots_among(&self, pools: u32) -> u32 {
+        (self.limits.slots_per_turn / pools.max(1)).max(1)
     }
 
     /// Returns the number of pools with a session.
@@ -392,7 +396,9 @@ impl Pools {
     where
         M: DerefMut<Target = [u32]>,
     {
-        let slots = self.slots_each();
+        // Lost pools that are given up change their sizes as well.
+        let resizing = self.begun().iter().filter(|pool| index.is_pool_resizing(pool.number())).count();
+        let slots = self.slots_among(self.up_count().max(u32::try_from(resizing).unwrap_or(u32::MAX)));
         let overdue = |pool: &mut Pool| pool.handle_timer(now, slots, index, actions).then(|| pool.number());
         self.pools.iter_mut().filter_map(overdue).collect()
     }

@@ -401,6 +401,36 @@ fn all_pools_return_after_an_outage_of_the_network() {
     assert_eq!(cluster.count_hits(0..u64::from(4 * PART)), 4 * PART as usize);
 }
 
+/// Each of them would give up as many slots in a turn as all together may.
+#[test]
+fn lost_pools_that_are_given_up_together_share_a_turn() {
+    let slots = 8;
+    let servers = [(A, PART), (B, PART), (C, PART), (D, PART), (E, 0)];
+    let mut cluster = Cluster::of(EngineConfig { slots_per_turn: slots, ..config_of(4 * PART) }, &servers);
+    assert_eq!(cluster.granted(), [PART; 4]);
+    assert!((0..u64::from(4 * PART)).all(|bno| cluster.cache(bno)));
+    cluster.bench.wait(60 * SECOND);
+    for server in [A, B, C, D] {
+        cluster.lose(server);
+    }
+    for server in [A, B, C, D] {
+        cluster.bench.answer(server, None);
+    }
+    let actions = cluster.bench.answer(E, room(1, 4 * PART));
+    assert!(actions.contains(&Action::Use(E)), "{actions:?}");
+    let lost = |cluster: &Cluster| -> u32 {
+        [0, 1, 2, 3].map(|number| cluster.bench.engine.index().capacity(PoolIndex(number)).0).iter().sum()
+    };
+    assert_eq!(lost(&cluster), 4 * PART);
+    for _ in 0..4 * PART {
+        let before = lost(&cluster);
+        cluster.bench.timer();
+        let gone = before - lost(&cluster);
+        assert!(gone <= slots, "{gone} slots in a turn");
+    }
+    assert_eq!(lost(&cluster), 0);
+}
+
 #[test]
 fn a_resize_changes_all_pools_and_loses_no_page_that_fits() {
     let (mut cluster, _) = Cluster::four(10 * PART);
