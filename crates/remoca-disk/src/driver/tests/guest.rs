@@ -3,7 +3,7 @@
 use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::guests::SECOND_LOOK;
-use crate::driver::{Disk, Driver, Ended, Migration, Parts, Source};
+use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Source};
 use crate::handover::{Checking, Successor};
 use crate::migration::{HostPeers, Incoming, Peer, PeerNetwork};
 use crate::state::{self, Before, StateFile};
@@ -212,6 +212,7 @@ impl Bench {
             let action = threads.spawn(|| action(guest));
             while !action.is_finished() {
                 driver.handle(Source::Disk(0), false);
+                driver.handle(Source::Port, false);
                 while answer(script, 0, Ok(()), 0) {}
                 driver.vm.end_turn();
                 std::thread::yield_now();
@@ -436,6 +437,27 @@ fn a_guest_that_starts_in_the_turn_of_an_offer_has_the_peer_asked_for_its_disks(
         assert_eq!(far.take(), Some(Wanted::Frames(peer::message(message))));
     }
     assert_eq!(far.take(), None);
+}
+
+/// A hypervisor stops the devices of its guest one after the other. Until it has stopped all of them, the guest may run on.
+#[test]
+fn a_guest_whose_disks_have_stopped_runs_while_a_queue_of_its_port_does() {
+    let mut socket = None;
+    let mut bench = Bench::start_with(config(1), device(), |parts, folder| {
+        let path = folder.join("port");
+        let port = VhostDevice::new(device(), SocketSource::bind(&path, None).unwrap()).unwrap();
+        parts.port = Some(Port { socket: String::new(), frontend: Frontend::Vhost(Box::new(port)), cookie: 1 });
+        socket = Some(path);
+    });
+    let socket = socket.unwrap();
+    let mut port = TestGuest::new(Options { queue_size: 16, data_bytes: 64 << 10, ..Options::default() });
+    bench.meanwhile(|_| port.connect(&socket).unwrap());
+    assert!(bench.driver.vm.guests.is_running());
+    bench.meanwhile(|disk| disk.stop_queue(0).unwrap());
+    assert!(!bench.driver.vm.guests.disks()[0].frontend.is_running());
+    assert!(bench.driver.vm.guests.is_running(), "its port is used");
+    bench.meanwhile(|_| port.stop_queue(0).unwrap());
+    assert!(!bench.driver.vm.guests.is_running());
 }
 
 #[test]
