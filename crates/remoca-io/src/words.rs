@@ -276,6 +276,15 @@ mod tests {
     }
 
     #[test]
+    fn more_than_the_system_has_is_refused_with_how_much_that_is() {
+        let error = IndexMemory::new(usize::MAX / 4).map(drop).unwrap_err();
+        let (kind, text) = (error.kind(), error.to_string());
+        let words = format!("it would take {} MiB, of ", usize::MAX >> 20);
+        assert!(kind == io::ErrorKind::OutOfMemory && text.starts_with(&words), "{text}");
+        assert!(text.ends_with(" MiB available"), "{text}");
+    }
+
+    #[test]
     fn addresses_that_were_reserved_are_given_back() {
         let count = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
         let before = count();
