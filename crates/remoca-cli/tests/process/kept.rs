@@ -295,7 +295,7 @@ fn a_hypervisor_is_answered_before_the_index_is_made_ready() {
     let base = guest.stop_queue(0).unwrap();
     guest.start_queue(0, base).unwrap();
     assert_eq!(guest.capacity().unwrap(), bytes);
-    assert!(guest.polled(read).is_none());
+    assert_eq!(guest.result(read), None);
     assert_eq!(machine.program.log().matches("the cache starts").count(), 1, "that of the former process");
     std::fs::remove_file(&gate).unwrap();
     assert_eq!(machine.disks[0].guest.wait(read), 0);

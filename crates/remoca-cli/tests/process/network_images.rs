@@ -178,7 +178,7 @@ fn a_disk_that_hangs_does_not_stop_the_others() {
     guest.queues[0].kick();
     wait_until("it has what it can have", || machine.status().memory.buffer_bytes >= 6 << 20);
     assert_eq!(machine.disks[1].guest.run(0, Command::Read { sector: 0, length: 64 << 10 }), 0);
-    assert_eq!(guest.outstanding(), 16);
+    assert_eq!(guest.poll(0), 0, "the other one hangs");
     machine.disks[0].nbd.as_ref().unwrap().program.signal(Signal::CONT);
     guest.wait_for_all();
 }
