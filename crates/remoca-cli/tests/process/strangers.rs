@@ -7,7 +7,7 @@ use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, r
 use super::support::wait_until;
 use remoca_io::key;
 use remoca_io::secure::Connector;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -82,7 +82,9 @@ fn say(door: &Path, what: &[u8]) -> Vec<u8> {
     // The connection may be closed before everything is sent.
     let _ = stream.write_all(what);
     let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection stays: {error}");
+    }
     answer
 }
 

@@ -25,7 +25,7 @@ use remoca_protocol::nbd::{
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -759,7 +759,9 @@ fn a_client_that_does_not_come_to_a_choice_is_sent_away() {
         // To its end: the greeting, the answers of the one that asked, and nothing that waits.
         client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let mut said = Vec::new();
-        let _ = client.read_to_end(&mut said);
+        if let Err(error) = client.read_to_end(&mut said) {
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is still connected: {error}");
+        }
         assert_eq!(said[..8], *b"NBDMAGIC");
     }
 }

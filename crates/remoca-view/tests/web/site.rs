@@ -4,7 +4,7 @@ use remoca_view::address::Address;
 use remoca_view::testing::{Change, Fleet};
 use remoca_view::web::{self, Options};
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
@@ -109,7 +109,9 @@ pub fn exchange(mut stream: impl Read + Write, bytes: &[u8]) -> String {
     // The page may answer and close before it has everything.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection stays: {error}");
+    }
     String::from_utf8(answer).unwrap()
 }
 
