@@ -35,7 +35,10 @@ pub fn service(manager: &FakeManager, binary: &Path) -> Command {
 
 fn prepare(mut command: Command, is_alone: bool) -> Command {
     if is_alone {
-        command.env_remove("NOTIFY_SOCKET");
+        // A unit may run the tests.
+        for variable in ["NOTIFY_SOCKET", "RUNTIME_DIRECTORY", "CREDENTIALS_DIRECTORY"] {
+            command.env_remove(variable);
+        }
     }
     // Not what this machine has configured.
     command.env("REMOCA_CONFIG", "/nonexistent");
