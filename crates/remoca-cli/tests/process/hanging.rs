@@ -1,11 +1,12 @@
 //! What hangs for ever, and what continues nevertheless: nothing on the I/O thread waits for it.
 
-use super::support::hanging_fs::{GETATTR, HangingFs, READ, WRITE};
+use super::support::hanging_fs::{GETATTR, HangingFs, READ, WRITE, may_mount};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Ticket};
 use remoca_io::control;
+use remoca_io::left_out::is_root;
 use remoca_protocol::control::{Command as Ask, Reply};
 
 const SECTORS: u64 = (BLOCK / 512) as u64;
@@ -79,6 +80,9 @@ fn expect_life(machine: &mut Machine) {
 /// Kernel threads for blocking calls are shared by all images. Calls that hang must not occupy all of them.
 #[test]
 fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
+    if !may_mount() {
+        return;
+    }
     let mut scene = Scene::start(&[]);
     scene.machine.run(20);
     let tickets = scene.hang();
@@ -114,6 +118,9 @@ fn a_file_system_that_hangs_holds_up_its_own_disk_alone() {
 /// A change time that does not show other hosts' writes is not asked for.
 #[test]
 fn an_image_on_a_file_system_that_is_not_local_is_not_looked_at() {
+    if !may_mount() {
+        return;
+    }
     let mut scene = Scene::start(&[]);
     scene.machine.settle();
     let asked = scene.hanging.asked(GETATTR);
@@ -157,6 +164,9 @@ fn a_trace_that_nobody_reads_holds_up_nothing() {
 /// The next program could not take over, because the kernel ends no thread that waits for such a file system.
 #[test]
 fn a_trace_on_a_file_system_that_hangs_keeps_the_program_and_the_disks() {
+    if !may_mount() {
+        return;
+    }
     let hanging = HangingFs::mount(0);
     let arguments = vec!["--trace".into(), hanging.file().display().to_string()];
     let mut machine = Machine::start(Setup { arguments, ..Setup::default() });
@@ -187,8 +197,6 @@ struct FrozenExt4 {
 
 impl FrozenExt4 {
     fn mount(image_bytes: usize) -> Self {
-        let is_root = rustix::process::geteuid().is_root();
-        assert!(is_root, "this test mounts file systems on loop devices: run it as root");
         let folder = tempfile::tempdir().unwrap();
         let mut this = Self { folder, loops: Vec::new(), mounted: Vec::new() };
         // The inner file system is the image's, the outer one is its device's.
@@ -254,6 +262,9 @@ fn run(program: &str, arguments: &[&str]) -> String {
 /// Ext4 makes a writer wait for the journal's commit to change the file's time, whatever flags the write has.
 #[test]
 fn a_device_that_hangs_below_a_journal_holds_up_its_own_disk_alone() {
+    if !is_root("needs root for file systems on loop devices") {
+        return;
+    }
     let setup = Setup { sectors: vec![512, 512], ..Setup::default() };
     let frozen = FrozenExt4::mount(setup.blocks * BLOCK);
     let folder = tempfile::tempdir().unwrap();
