@@ -1,8 +1,8 @@
 //! Data formats that leave a process. No I/O.
 //!
 //! The modules have the control protocol, the description of an upgrade, the messages of two VM processes when disks
-//! migrate, the eviction port's pages, traces, and the constants of NBD. The top level has the wire protocol between a
-//! VM process (client) and a memory server.
+//! migrate, the eviction port's pages, traces, the constants of NBD, and how JSON of others is read (`shown`). The top level
+//! has the wire protocol between a VM process (client) and a memory server.
 //!
 //! The wire protocol is used by the server's sessions and by the client's link. Both read the available bytes into a
 //! [`ReceiveBuffer`], take [`Frame`]s from it, and encode answers into a `Vec<u8>`. A [`Frame::SendPage`] borrows its
@@ -33,6 +33,7 @@ pub mod nbd;
 pub mod offer;
 pub mod peer;
 pub mod port;
+pub mod shown;
 pub mod trace;
 mod wire;
 

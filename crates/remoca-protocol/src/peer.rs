@@ -19,7 +19,7 @@ pub const HEADER_BYTES: usize = 5;
 /// Maximum length of an offer or a state, which have about 80 bytes for each of fewer than 4096 disks.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of the name of a VM or a disk.
-pub(crate) const NAME_BYTES_MAX: usize = 256;
+pub const NAME_BYTES_MAX: usize = 256;
 /// Maximum number of bytes of the index in one frame.
 pub const PIECE_BYTES: usize = 1 << 20;
 

@@ -14,6 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer that is read, in bytes: that of some thousand VMs.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 const PIECE_BYTES: usize = 64 << 10;
+/// Number of characters of a refusal that are shown.
+const SHOWN_CHARS_MAX: usize = 400;
 
 /// Returns the newest snapshot of the `remoca web` at `address`.
 ///
@@ -43,13 +45,19 @@ fn get_within(address: &Address, path: &str, patience: Duration) -> Result<Vec<u
     let answer = answer.with_context(|| format!("no page answers at {address}: does `remoca web` listen there?"))?;
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
     let Some(end) = end else { bail!("{address} answers with something else than HTTP") };
-    let head = String::from_utf8_lossy(&answer[..end]);
-    let status = head.lines().next().unwrap_or_default();
+    let status = answer[..end].split(|byte| *byte == b'\r').next().unwrap_or_default();
     let content = &answer[end + 4..];
-    if status.split(' ').nth(1) != Some("200") {
-        bail!("{address} answers `{status}`: {}", String::from_utf8_lossy(content).trim());
+    if status.split(|byte| *byte == b' ').nth(1) != Some(&b"200"[..]) {
+        bail!("{address} answers `{}`: {}", shown(status), shown(content));
     }
     Ok(content.to_vec())
+}
+
+/// Returns the beginning of what somebody says, fit for a terminal.
+fn shown(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said);
+    let text: String = text.chars().take(SHOWN_CHARS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    text.trim().to_owned()
 }
 
 /// Sends a request of HTTP 1.0, whose answer ends with the connection, and returns all that comes.
@@ -126,18 +134,30 @@ mod tests {
         assert!((0..5).all(|_| why(&address, Duration::from_millis(2)).contains("no page answers at")));
     }
 
-    #[test]
-    fn the_content_of_a_page_is_returned() {
+    /// Returns what a client has of a page that answers with these bytes.
+    fn got(answer: &'static [u8]) -> Result<Vec<u8>> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = Address::Tcp(listener.local_addr().unwrap());
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.read_exact(&mut [0; 64][.."GET /a HTTP/1.0\r\n".len()]).unwrap();
-            stream.write_all(b"HTTP/1.0 200 OK\r\n\r\ncontent").unwrap();
+            stream.write_all(answer).unwrap();
             stream.shutdown(std::net::Shutdown::Write).unwrap();
             stream
         });
-        assert_eq!(get_within(&address, "/a", Duration::from_secs(60)).unwrap(), b"content");
+        let got = get_within(&address, "/a", Duration::from_secs(60));
         drop(server.join().unwrap());
+        got
+    }
+
+    #[test]
+    fn the_content_of_a_page_is_returned() {
+        assert_eq!(got(b"HTTP/1.0 200 OK\r\n\r\ncontent").unwrap(), b"content");
+    }
+
+    #[test]
+    fn what_a_stranger_answers_does_not_command_the_terminal() {
+        let error = got(b"HTTP/1.0 404 \x1b[2J\r\nA: b\r\n\r\n\x1b]0;x\x07\n").unwrap_err().to_string();
+        assert!(error.ends_with(" answers `HTTP/1.0 404  [2J`: ]0;x"), "{error}");
     }
 }

@@ -7,8 +7,11 @@ use crate::history::{self, History};
 use crate::lately::{Lately, Past};
 use crate::shown::Shown;
 use crate::vm::{Silence, Vm};
-use remoca_protocol::control::{CurveStatus, Status};
+use remoca_protocol::control::{CurveStatus, LineError, Status};
 use remoca_protocol::host::HostReport;
+use remoca_protocol::peer::NAME_BYTES_MAX;
+use remoca_protocol::shown;
+use serde::de::Error;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -169,12 +172,16 @@ impl Known {
 }
 
 impl Snapshot {
-    /// Returns a snapshot from the JSON that [`Self::json`] makes.
+    /// Returns a snapshot from the JSON that [`Self::json`] makes. Its texts may be shown on a terminal.
     ///
     /// # Errors
-    /// If the text is something else.
+    /// If the text is something else, or says a name that no VM has.
     pub fn parse(json: &[u8]) -> serde_json::Result<Self> {
-        let mut snapshot: Self = serde_json::from_slice(json)?;
+        let mut snapshot: Self = shown::from_json(json)?;
+        let names = snapshot.statuses().map(|shown| &shown.status.name);
+        if let Some(long) = names.map(String::len).find(|length| *length > NAME_BYTES_MAX) {
+            return Err(serde_json::Error::custom(LineError::LongName(long)));
+        }
         for vm in &mut snapshot.vms {
             vm.status = vm.status.take().map(Shown::completed);
         }
@@ -203,7 +210,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{full_status, snapshot};
+    use crate::testing::{full_snapshot, full_status, snapshot};
     use remoca_protocol::control::Reply;
 
     fn answer(socket: &str, status: Result<Status, Silence>) -> Answer {
@@ -259,6 +266,24 @@ mod tests {
         assert!(parsed(256).is_ok());
         let error = parsed(70_000).expect_err("no name is that long");
         assert_eq!(error, "it says a name of 70000 bytes, which no VM has: names are used in file names");
+    }
+
+    /// Anybody may listen where a page is looked for.
+    #[test]
+    fn a_snapshot_of_a_stranger_neither_commands_the_terminal_nor_has_names_that_no_vm_has() {
+        let parsed = |name: &str| {
+            let mut snapshot = full_snapshot(1);
+            snapshot.vms[0].status.as_mut().expect("it answers").status.name = name.into();
+            snapshot.problems = diagnosis::of_all(&snapshot.vms);
+            snapshot.host = name.into();
+            Snapshot::parse(snapshot.json().as_bytes()).map_err(|error| error.to_string())
+        };
+        let read = parsed("a\u{1b}[2J\u{9b}").expect("a snapshot");
+        assert_eq!((read.host.as_str(), read.json().contains("\\u001b")), ("a\u{fffd}[2J\u{fffd}", false));
+        assert_eq!(read.vms[0].newest().map(|figures| figures.name.as_str()), Some(read.host.as_str()));
+        assert!(parsed(&"n".repeat(256)).is_ok());
+        let error = parsed(&"n".repeat(70_000)).expect_err("no name is that long");
+        assert!(error.starts_with("it says a name of 70000 bytes"), "{error}");
     }
 
     #[test]

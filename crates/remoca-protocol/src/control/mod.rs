@@ -8,6 +8,7 @@ mod secret;
 mod status;
 
 use crate::peer::NAME_BYTES_MAX;
+use crate::shown;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -169,42 +170,13 @@ impl Reply {
     /// # Errors
     /// If the line is not a valid reply, or says a name that no VM has.
     pub fn parse(line: &[u8]) -> Result<Self, LineError> {
-        let reply = if may_have_controls(line) {
-            let mut value = serde_json::from_slice(line).map_err(LineError::NoReply)?;
-            replace_controls(&mut value);
-            serde_json::from_value(value)
-        } else {
-            serde_json::from_slice(line)
-        };
-        let reply = reply.map_err(LineError::NoReply)?;
+        let reply: Self = shown::from_json(line).map_err(LineError::NoReply)?;
         if let Self::Status(status) = &reply
             && status.name.len() > NAME_BYTES_MAX
         {
             return Err(LineError::LongName(status.name.len()));
         }
         Ok(reply)
-    }
-}
-
-/// Returns whether the texts of some JSON may have control characters: escaped ones (C0), or those that need no escape (DEL, C1).
-fn may_have_controls(json: &[u8]) -> bool {
-    json.windows(2).any(|pair| matches!(pair, [b'\\', b'u' | b'b' | b'f' | b'r'] | [0xc2, 0x80..=0x9f] | [_, 0x7f]))
-}
-
-/// Replaces control characters, but for line feeds and tabs, in all texts and names of some JSON.
-fn replace_controls(value: &mut serde_json::Value) {
-    use serde_json::Value;
-    let clean = |text: &str| text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}");
-    match value {
-        Value::String(text) => *text = clean(text),
-        Value::Array(values) => values.iter_mut().for_each(replace_controls),
-        Value::Object(fields) => {
-            for (name, mut value) in std::mem::take(fields) {
-                replace_controls(&mut value);
-                fields.insert(clean(&name), value);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -227,9 +199,6 @@ mod tests {
             let Ok(Reply::Error { error }) = parse(sent) else { panic!("{sent}") };
             assert_eq!(error, shown);
         }
-        let mut value = serde_json::json!({"a\u{1b}": [{"b\u{7}": 1}]});
-        replace_controls(&mut value);
-        assert_eq!(value, serde_json::json!({"a\u{fffd}": [{"b\u{fffd}": 1}]}));
     }
 
     #[test]
