@@ -6,6 +6,7 @@ use crate::size::{parse_size, show_size};
 use crate::status::server::{answer, control};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use remoca_protocol::shown;
 use remoca_server::command::{Command, Reply, command_path};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ pub fn run(args: &TakeBackArgs) -> Result<()> {
     let mut line = serde_json::to_vec(&Command::TakeBack { pool: args.pool.clone(), bytes: args.size })?;
     line.push(b'\n');
     let answer = answer(&socket, &line, PATIENCE).map_err(|error| explain_silence(&socket, error))?;
-    let reply = serde_json::from_str(&answer)
+    let reply = shown::from_json(&answer)
         .with_context(|| format!("this is no memory server that takes commands: {}", socket.display()))?;
     let pool = &args.pool;
     match reply {

@@ -6,16 +6,20 @@ use crate::serve;
 use crate::size::show_size;
 use anyhow::{Context, Result, bail};
 use remoca_io::control::connect_within;
+use remoca_protocol::shown;
 use remoca_server::{Backing, MappedStatus, PoolStatus, Status};
 use remoca_view::figures::each_second;
 use remoca_view::text::{rate, show_seconds, show_time, size_of_rate};
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Control socket of the packaged unit.
 const CONTROL: &str = "/run/remoca-serve/control";
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Largest answer that is read, in bytes. A pool takes some hundreds, and a server has 65,536 clients at most.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+const PIECE_BYTES: usize = 64 << 10;
 const PAGE_BYTES: u64 = 4096;
 
 /// Returns the control socket of this host's memory server: the one that is `given`, that of the configuration in `folder`, or
@@ -45,20 +49,32 @@ pub fn ask(socket: &Path) -> Result<Status> {
         }
         Ok(text) => text,
     };
-    serde_json::from_str(&text).with_context(|| format!("this is no memory server: {}", socket.display()))
+    shown::from_json(&text).with_context(|| format!("this is no memory server: {}", socket.display()))
 }
 
 /// Sends a `line` to the memory server that listens at `socket`, and returns all that it answers.
 ///
 /// # Errors
-/// If nobody listens there, or takes the connection and answers within `patience`.
-pub fn answer(socket: &Path, line: &[u8], patience: Duration) -> std::io::Result<String> {
+/// If nobody listens there, or takes the connection and answers within `patience` (`WouldBlock`), or the answer has no end.
+pub fn answer(socket: &Path, line: &[u8], patience: Duration) -> std::io::Result<Vec<u8>> {
+    let give_up_at = Instant::now() + patience;
     let mut stream = connect_within(socket, patience)?;
-    stream.set_read_timeout(Some(patience))?;
     stream.write_all(line)?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text)
+    let (mut text, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
+    while text.len() <= ANSWER_BYTES_MAX {
+        let left = give_up_at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(text),
+            Ok(count) => text.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(std::io::Error::other(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
 }
 
 /// Prints the status. The figures of a client that `before` has are those since then. How long ago that was is told beside it: the age
@@ -179,6 +195,7 @@ mod tests {
     use super::*;
     use remoca_io::socket::listen_as_hung;
     use serde_json::json;
+    use std::os::unix::net::UnixListener;
 
     fn status(uptime_s: u64, gets: u64) -> Status {
         let pool = json!({"token": "0a1b2c3d", "peer": "10.0.0.7:4000", "connected": true, "npages": 1024, "pages_written": 256,
@@ -211,6 +228,28 @@ mod tests {
         let _hung = listen_as_hung(&socket).unwrap();
         let silent = answer(&socket, b"x\n", Duration::from_millis(20)).unwrap_err();
         assert_eq!(silent.kind(), ErrorKind::TimedOut);
+    }
+
+    /// Its socket is where another user says that it is.
+    #[test]
+    fn a_server_that_drips_and_one_that_commands_the_terminal_get_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let mut lies = status(1, 0);
+        lies.pools[0].peer = "\u{1b}[2J".into();
+        let lies = serde_json::to_vec(&lies).unwrap();
+        let server = std::thread::spawn(move || {
+            listener.accept().unwrap().0.write_all(&lies).unwrap();
+            let mut stream = listener.accept().unwrap().0;
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        assert_eq!(ask(&socket).unwrap().pools[0].peer, "\u{fffd}[2J");
+        let silent = answer(&socket, &[], Duration::from_millis(50)).unwrap_err();
+        assert_eq!(silent.kind(), ErrorKind::WouldBlock);
+        server.join().unwrap();
     }
 
     #[test]
