@@ -111,7 +111,8 @@ pub fn show(
             None => writeln!(out, "{name} {}", Traffic::of_pool(pool, earlier).text(view, seconds))?,
         }
     }
-    let (given, used) = (now.pages - now.pages_free, now.pools.iter().map(used_pages).sum());
+    let used = now.pools.iter().map(used_pages).fold(0, u64::saturating_add);
+    let given = now.pages.saturating_sub(now.pages_free);
     let name = format!("{:<24} {:>8}  {:<4} {:>6} {:>6}", "TOTAL", "", "", bytes(given.into()), bytes(used));
     writeln!(out, "{name} {}", Traffic::of_all(now, before).text(view, seconds))
 }
@@ -174,7 +175,7 @@ impl Traffic {
         let part = |pages: u64| match view {
             View::Totals => format!("{pages:>9} {:>6}", bytes(pages)),
             View::Rates { .. } => {
-                let size = size_of_rate(each_second(pages * PAGE_BYTES, seconds));
+                let size = size_of_rate(each_second(pages.saturating_mul(PAGE_BYTES), seconds));
                 format!("{:>9} {size:>6}", rate(each_second(pages, seconds)))
             }
         };
@@ -187,7 +188,7 @@ impl Traffic {
 }
 
 fn bytes(pages: u64) -> String {
-    show_size(pages * PAGE_BYTES)
+    show_size(pages.saturating_mul(PAGE_BYTES))
 }
 
 #[cfg(test)]
@@ -281,6 +282,12 @@ TOTAL                                       4M     1M      2000   7.8M       512
         assert!(shown(&mapped, None, View::Totals).contains(wanted), "{}", shown(&mapped, None, View::Totals));
         mapped.pools[0].mapped = Some(MappedStatus { held: true, ..of_pool });
         assert!(shown(&mapped, None, View::Totals).contains("end the client's process\n"));
+        let mut lies = status(1, u64::MAX);
+        (lies.pages_free, lies.pools[0].pages_written) = (u32::MAX, u64::MAX);
+        lies.pools.push(lies.pools[0].clone());
+        for view in [View::Totals, View::Rates { now_s: 61 }] {
+            assert!(shown(&lies, None, view).contains("\nTOTAL "), "what no server has is no reason to panic");
+        }
         let mut gone = status(1, 0);
         gone.pools[0].connected = false;
         assert!(shown(&gone, None, View::Totals).contains("0 clients are connected, pools of 1 more are kept until"));
