@@ -4,7 +4,7 @@ use anyhow::{Context, Result, bail};
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply, Status};
 use std::cell::RefCell;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -172,11 +172,13 @@ pub fn of_others(command: &str) -> String {
     closed.chain(others).collect()
 }
 
-/// Returns which VM processes `directory` has and who may reach them, or `None` if it has none.
+/// Returns which VM processes `directory`, which is that of a stranger, has and who may reach them, or `None` if it has none.
 fn seen_in(directory: &Path, command: &str) -> Option<String> {
     const SHOWN_MAX: usize = 5;
-    let sockets = read_sockets(directory).unwrap_or_default();
-    let owner = user_name(std::fs::metadata(sockets.first()?).ok()?.uid());
+    let mut sockets = read_sockets(directory).unwrap_or_default();
+    sockets.retain(|socket| is_plain(socket));
+    // What a link leads to may hang.
+    let owner = user_name(std::fs::symlink_metadata(sockets.first()?).ok()?.uid());
     let names: Vec<_> = sockets.iter().filter_map(|path| path.file_stem()?.to_str()).take(SHOWN_MAX).collect();
     let more = if sockets.len() > SHOWN_MAX { ", ..." } else { "" };
     let owners = if owner == "root" { owner } else { owner + " and root" };
@@ -186,6 +188,12 @@ fn seen_in(directory: &Path, command: &str) -> Option<String> {
         names.join(", "),
         sockets.first()?.display()
     ))
+}
+
+/// Returns whether the name of a socket says nothing else to a terminal, nor to a shell to which somebody copies it.
+fn is_plain(socket: &Path) -> bool {
+    let is_plain = |c: char| c.is_alphanumeric() || "._-:+=@".contains(c);
+    socket.file_name().and_then(OsStr::to_str).is_some_and(|name| name.chars().all(is_plain))
 }
 
 /// Returns that this user may not look into `directory`, or `None` if that is not so.
@@ -205,6 +213,7 @@ fn user_name(uid: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn no_folder_is_made_where_a_command_is_started() {
@@ -251,6 +260,10 @@ mod tests {
         for name in ["b.ctl", "a.ctl", "a.state"] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
+        for name in ["\u{1b}[2J.ctl", "\u{9b}2J.ctl", "$(reboot).ctl", "a;reboot.ctl", "a b.ctl"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        std::fs::write(folder.path().join(OsStr::from_bytes(b"\xff.ctl")), "").unwrap();
         let place = folder.path().display();
         let seen = seen_in(folder.path(), "status").unwrap();
         assert!(seen.starts_with(&format!(". {place} has a, b, which ")), "{seen}");
