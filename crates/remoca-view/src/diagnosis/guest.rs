@@ -68,7 +68,8 @@ pub fn agent(status: &Status) -> Option<Finding> {
 
 /// Names an agent that loses more than a quarter of what the guest evicts.
 pub fn lost_pages(vm: &Vm, _: &Shown) -> Option<Found> {
-    let (lost, all) = (vm.lately.uncaptured, vm.lately.captured + vm.lately.uncaptured);
+    // The guest says both.
+    let (lost, all) = (vm.lately.uncaptured, vm.lately.captured.saturating_add(vm.lately.uncaptured));
     let found = format!("it had no room for {lost} of {all} evicted pages {}", vm.lately.period());
     let advice = "Give it more in the guest: `remoca-agent --ring 64M`, by `systemctl edit remoca-agent`; or the guest more processors";
     (lost >= ENOUGH && lost > all / 4).then(|| Found::warning("agent", found, advice))

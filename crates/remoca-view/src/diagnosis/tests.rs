@@ -158,6 +158,16 @@ fn each_fault_is_named_first() {
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
 }
 
+#[test]
+fn an_agent_that_counts_more_than_there_can_be_is_no_reason_to_panic() {
+    let words = "no room for 18446744073709551615 of 18446744073709551615 evicted pages";
+    expect_first("agent-loses-pages", &[words], |status| {
+        let agent = json!({"captured": u64::MAX, "lost": u64::MAX, "sampled_out": 0, "written": 0, "cookie": 0});
+        let port = status.port.as_mut().expect("a port");
+        port.agent = Some(serde_json::from_value(agent).expect("statistics"));
+    });
+}
+
 /// Who copies a command from an advice has it done: sizes are those that commands take, and the VM is named.
 #[test]
 fn commands_in_advice_work_as_they_stand() {
