@@ -14,7 +14,7 @@ use collect::Entry;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use redact::redacted;
-use remoca_protocol::control::Command;
+use remoca_protocol::control::{Command, Status};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -46,10 +46,7 @@ pub struct SupportArgs {
 pub fn run(args: &SupportArgs) -> Result<()> {
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
     let status = runtime::ask(&socket, Command::Status);
-    let name = match &status {
-        Ok(status) => status.name.clone(),
-        Err(_) => socket.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
-    };
+    let name = name_of(&status, &socket);
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let folder = format!("remoca-support-{name}-{now_s}");
     let path = args.output.clone().unwrap_or_else(|| format!("{folder}.tar.gz").into());
@@ -76,6 +73,14 @@ pub fn run(args: &SupportArgs) -> Result<()> {
     Ok(())
 }
 
+/// Returns the name of the VM: what its process says or, if it says none or one that no file has, that of its socket.
+fn name_of(status: &Result<Status>, socket: &Path) -> String {
+    match status {
+        Ok(status) if !status.name.contains('/') => status.name.clone(),
+        _ => socket.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+    }
+}
+
 /// Creates the archive, readable only by its owner. Never overwrites a file.
 fn create(path: &Path) -> Result<File> {
     let created = File::options().write(true).create_new(true).mode(0o600).open(path);
@@ -99,4 +104,21 @@ fn write(file: File, folder: &str, now_s: u64, entries: &[Entry]) -> std::io::Re
         archive.append_data(&mut header, format!("{folder}/{}", entry.name), text.as_bytes())?;
     }
     archive.into_inner()?.finish()?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn no_process_chooses_the_folder_of_the_archive_or_of_what_is_in_it() {
+        let socket = Path::new("/run/remoca/web1.ctl");
+        let says =
+            |name: &str| Ok(Status { name: name.into(), ..remoca_view::testing::status(json!({}), [0; 2], [0; 2]) });
+        assert_eq!(name_of(&says("shop"), socket), "shop");
+        for status in [says("../../etc/cron.d/x"), Err(anyhow::anyhow!("it hangs"))] {
+            assert_eq!(name_of(&status, socket), "web1");
+        }
+    }
 }
