@@ -4,9 +4,7 @@
 use remoca_io::control::connect_within;
 use remoca_io::socket::{SocketPath, SocketSource};
 use remoca_protocol::host::{HostReport, REPORT_BYTES_MAX};
-use std::fs::Permissions;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,8 +29,7 @@ impl ReportSocket {
     /// # Errors
     /// If the path cannot be used; the text says what to do.
     pub fn start(path: &Path) -> io::Result<Self> {
-        let source = SocketSource::bind(path, None).map_err(io::Error::other)?;
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
+        let source = SocketSource::bind_for_owner(path).map_err(io::Error::other)?;
         let SocketSource::Listener { listener, path } = source else {
             return Err(io::Error::other("this is no listening socket"));
         };
@@ -110,6 +107,7 @@ fn read_within(path: &Path, patience: Duration) -> io::Result<HostReport> {
 mod tests {
     use super::*;
     use remoca_io::socket::listen_as_hung;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_client_gets_the_newest_report_even_if_another_takes_nothing() {

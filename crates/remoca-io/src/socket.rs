@@ -7,13 +7,16 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::Mode;
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Longest socket path in bytes: sizeof(sun_path) less the terminating zero.
 const PATH_BYTES_MAX: usize = 107;
-/// Mode of a socket that no longer belongs to a group.
+/// Mode of a socket for its owner alone.
 const OWNER_MODE: u32 = 0o600;
+/// As many connections that were not accepted as the system allows.
+const BACKLOG: i32 = -1;
 /// Mode of a socket that belongs to a group. Whoever may write to it may connect.
 const GROUP_MODE: u32 = 0o660;
 
@@ -129,19 +132,35 @@ impl SocketSource {
     /// Listens on `path`. Replaces a socket that no process listens on any longer. With `group` (a group ID), members
     /// of that group may connect. Without it, the umask decides.
     pub fn bind(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {
+        let Some(group) = group else { return Ok(Self::made(Self::bind_with(path, None)?)) };
+        let (listener, made) = Self::bind_with(path, Some(OWNER_MODE))?;
+        made.give_to(group, GROUP_MODE)?;
+        Ok(Self::made((listener, made)))
+    }
+
+    /// Listens on `path` as [`Self::bind`] does, but nobody except the owner may connect, at no moment and whatever the
+    /// umask.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub fn bind_for_owner(path: &Path) -> Result<Self, SocketError> {
+        Self::bind_with(path, Some(OWNER_MODE)).map(Self::made)
+    }
+
+    fn made((listener, path): (UnixListener, SocketPath)) -> Self {
+        Self::Listener { listener, path: Some(path) }
+    }
+
+    fn bind_with(path: &Path, mode: Option<u32>) -> Result<(UnixListener, SocketPath), SocketError> {
         let length = path.as_os_str().len();
         if length > PATH_BYTES_MAX {
             return Err(SocketError::PathTooLong { path: path.into(), length });
         }
         remove_stale(path)?;
         let bind_error = |source| SocketError::Bind { path: path.into(), source };
-        let listener = UnixListener::bind(path).map_err(bind_error)?;
+        let listener = listen(path, mode).map_err(bind_error)?;
         let inode = path.symlink_metadata().map_err(bind_error)?.ino();
-        let made = SocketPath { path: path.into(), inode };
-        if let Some(group) = group {
-            made.give_to(group, GROUP_MODE)?;
-        }
-        Ok(SocketSource::Listener { listener, path: Some(made) })
+        Ok((listener, SocketPath { path: path.into(), inode }))
     }
 
     /// Takes over a listening or a connected socket (`--fd`, socket activation).
@@ -160,6 +179,17 @@ impl SocketSource {
             false => Ok(SocketSource::Stream(descriptor.into())),
         }
     }
+}
+
+/// Listens at `path`. With `mode`, the socket is made with it: if it got the mode afterwards, a umask that allows more would let
+/// others in for a moment.
+fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener> {
+    let Some(mode) = mode else { return UnixListener::bind(path) };
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Removes a socket that no process listens on, because its process was killed. Does not wait for a process that listens.
@@ -250,6 +280,22 @@ mod tests {
         let _hung = listen_as_hung(&path).unwrap();
         assert!(has_listener(&path));
         assert!(matches!(SocketSource::bind(&path, None), Err(SocketError::InUse(_))));
+    }
+
+    #[test]
+    fn a_socket_for_the_owner_is_so_from_the_beginning() {
+        let directory = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| path.symlink_metadata().unwrap().mode() & 0o777;
+        let path = directory.path().join("s");
+        let listener = listen(&path, Some(OWNER_MODE)).unwrap();
+        assert_eq!(mode(&path), OWNER_MODE, "nobody has changed it afterwards");
+        let _client = UnixStream::connect(&path).unwrap();
+        listener.accept().unwrap();
+        let other = directory.path().join("other");
+        let source = SocketSource::bind_for_owner(&other).unwrap();
+        assert_eq!(mode(&other), OWNER_MODE);
+        drop(source);
+        assert!(!other.exists());
     }
 
     #[test]

@@ -8,10 +8,8 @@ use crate::socket::{SocketPath, SocketSource};
 use crate::wake;
 use remoca_protocol::control::{Command, LINE_BYTES_MAX, PATIENCE, Reply};
 use rustix::event::{PollFd, PollFlags, poll};
-use std::fs::Permissions;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
@@ -144,9 +142,7 @@ impl ControlServer {
     /// If the path is in use or too long, the socket cannot be made, or the system has no descriptors or threads left.
     /// The text says what to do.
     pub fn start(path: &Path) -> io::Result<Self> {
-        let source = SocketSource::bind(path, None).map_err(io::Error::other)?;
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-        Self::adopt(source)
+        Self::adopt(SocketSource::bind_for_owner(path).map_err(io::Error::other)?)
     }
 
     /// Listens at a socket that a previous program of this process made.

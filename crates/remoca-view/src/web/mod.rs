@@ -19,9 +19,7 @@ use hyper_util::service::TowerToHyperService;
 use remoca_io::socket::{SocketPath, SocketSource};
 use routes::Site;
 use std::collections::VecDeque;
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -140,12 +138,13 @@ async fn bind(address: &Address, group: Option<u32>) -> Result<Listener> {
             Ok(Listener::Tcp(listener.with_context(|| format!("cannot listen on {address}: {hint}"))?))
         }
         Address::Unix(path) => {
-            let SocketSource::Listener { listener, path: guard } = SocketSource::bind(path, group)? else {
+            let source = match group {
+                Some(_) => SocketSource::bind(path, group),
+                None => SocketSource::bind_for_owner(path),
+            }?;
+            let SocketSource::Listener { listener, path: guard } = source else {
                 bail!("{address} is no listening socket");
             };
-            if group.is_none() {
-                std::fs::set_permissions(path, Permissions::from_mode(0o600))?;
-            }
             listener.set_nonblocking(true)?;
             Ok(Listener::Unix(UnixListener::from_std(listener)?, guard))
         }
