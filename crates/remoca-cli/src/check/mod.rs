@@ -18,9 +18,24 @@ use clap::Args;
 use remoca_disk::link;
 use remoca_io::address::Endpoint;
 use remoca_protocol::control::{CacheStatus, KnownServerStatus};
-use remoca_view::diagnosis;
+use remoca_view::diagnosis::{self, Problem};
 use remoca_view::finding::{Finding, Level};
 use std::io::Write;
+
+/// Causes of problems that the checks of one VM find by themselves.
+const FOUND_BY_CHECKS: [&str; 11] = [
+    "failed-flush",
+    "disk-unreachable",
+    "memory-not-shared",
+    "server-unreachable",
+    "server-away",
+    "full-server",
+    "agent-gone",
+    "disk-not-attached",
+    "configuration",
+    "old-version",
+    "no-server",
+];
 
 /// Check everything that the disks of one VM need, or what is wrong with all VMs of this host, and say what to do about it.
 ///
@@ -98,11 +113,7 @@ fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
     findings.extend(reach::check(&vm));
     findings.extend(guest::check(&vm));
     findings.extend(limits::check(&vm));
-    // What the screens name comes first, unless it stands here in other words.
-    let is_new = |finding: &Finding| !findings.iter().any(|own| own.level != Level::Ok && own.what == finding.what);
-    let wrong = vm.running.iter().flat_map(diagnosis::of_status).map(|problem| problem.finding);
-    let wrong: Vec<_> = wrong.filter(is_new).collect();
-    findings.splice(..0, wrong);
+    let findings = with_problems(vm.running.iter().flat_map(diagnosis::of_status), findings);
     let mut out = std::io::stdout().lock();
     if args.prints_json() {
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
@@ -113,6 +124,18 @@ fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
         0 => Ok(()),
         count => bail!("{}: {count} of {} checks failed", vm.options.name, findings.len()),
     }
+}
+
+/// Returns what the screens name as wrong with one VM, and what the checks have found. What both have found is there once.
+fn with_problems(problems: impl Iterator<Item = Problem>, mut findings: Vec<Finding>) -> Vec<Finding> {
+    // One thing may have several problems: a server that lies may also be full.
+    let is_new = |problem: &Problem| {
+        let is_same = |own: &Finding| own.level != Level::Ok && own.what == problem.finding.what;
+        !FOUND_BY_CHECKS.contains(&problem.cause.as_str()) || !findings.iter().any(is_same)
+    };
+    let wrong: Vec<_> = problems.filter(is_new).map(|problem| problem.finding).collect();
+    findings.splice(..0, wrong);
+    findings
 }
 
 fn process(vm: &Vm) -> Finding {
@@ -188,4 +211,27 @@ fn servers(vm: &Vm) -> Vec<Finding> {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use remoca_view::testing::full_status;
+
+    #[test]
+    fn a_server_that_lies_is_named_whatever_else_is_wrong_with_it() {
+        let mut status = full_status(1, 100);
+        status.servers.truncate(1);
+        status.cache.granted_bytes = status.cache.wanted_bytes / 2;
+        status.counters.insert("fetch_wrong".into(), 12);
+        let what = format!("server {}", status.servers[0].endpoint);
+        let shown = |own: Finding| {
+            let findings = with_problems(diagnosis::of_status(&status).into_iter(), vec![own]);
+            findings.into_iter().map(|finding| finding.found).collect::<Vec<_>>()
+        };
+        let full = shown(Finding::warning(&*what, "1G free", "Name another"));
+        assert!(full.len() == 2 && full[0].starts_with("it lies: 12 pages") && full[1] == "1G free", "{full:?}");
+        let well = shown(Finding::ok(&*what, "8G free"));
+        assert!(well.len() == 3 && well[1].starts_with("full: "), "{well:?}");
+    }
 }
