@@ -17,10 +17,11 @@ use anyhow::{Result, bail};
 use clap::Args;
 use remoca_disk::link;
 use remoca_io::address::Endpoint;
-use remoca_protocol::control::{CacheStatus, KnownServerStatus};
+use remoca_protocol::control::{CacheStatus, KnownServerStatus, Status};
 use remoca_view::diagnosis::{self, Problem};
 use remoca_view::finding::{Finding, Level};
 use std::io::Write;
+use std::time::Duration;
 
 /// Causes of problems that the checks of one VM find by themselves.
 const FOUND_BY_CHECKS: [&str; 11] = [
@@ -176,41 +177,56 @@ fn servers(vm: &Vm) -> Vec<Finding> {
         let advice = "Name one with --server, or with `server` in the configuration";
         return vec![Finding::warning("server", "there is no memory server, so nothing is cached", advice)];
     }
-    endpoints
-        .iter()
-        .map(|(endpoint, wanted, is_local)| {
-            let (wanted, what) = (*wanted, format!("server {endpoint}"));
-            let in_use = |name: &str| {
-                vm.running
-                    .as_ref()
-                    .is_some_and(|status| status.servers.iter().any(|server| server.in_use && server.endpoint == name))
+    let ask = |(endpoint, wanted, is_local): (Endpoint, u64, bool)| {
+        let answer = link::probe(&endpoint).map_err(|error| error.to_string());
+        Asked { endpoint, wanted, is_local, answer }
+    };
+    let asked: Vec<_> = endpoints.into_iter().map(ask).collect();
+    asked.iter().map(|server| of_server(server, &asked, vm.running.as_ref())).collect()
+}
+
+/// A memory server that was asked what it could give.
+struct Asked {
+    endpoint: Endpoint,
+    /// What is wanted of all servers of its tier together.
+    wanted: u64,
+    /// Whether it is that of the local tier.
+    is_local: bool,
+    /// Its free memory and the time of a round trip, or why it does not answer.
+    answer: Result<(u64, Duration), String>,
+}
+
+/// Returns what was found of `server`, one of the servers that were `asked`.
+fn of_server(server: &Asked, asked: &[Asked], running: Option<&Status>) -> Finding {
+    let Asked { endpoint, wanted, is_local, answer } = server;
+    let what = format!("server {endpoint}");
+    let (free, round_trip) = match answer {
+        Ok(answer) => *answer,
+        // The level of what the screens name: no guest is harmed.
+        Err(error) => {
+            let name = endpoint.to_string();
+            let is_away = |status: &Status| status.pools.iter().any(|pool| pool.state == "away" && pool.server == name);
+            let meanwhile = match running.is_some_and(is_away) {
+                true => "Its pool is in use meanwhile, but cannot grow",
+                false => "Reads go to the disk meanwhile",
             };
-            let held = if in_use(&endpoint.to_string()) {
-                let granted =
-                    |cache: &CacheStatus| if *is_local { cache.local_granted_bytes } else { cache.granted_bytes };
-                vm.running.as_ref().map_or(0, |status| granted(&status.cache))
-            } else {
-                0
-            };
-            match link::probe(endpoint) {
-                // The level of what the screens name: no guest is harmed.
-                Err(error) => Finding::warning(what, error.to_string(), "Reads go to the disk meanwhile"),
-                Ok((free, round_trip)) => {
-                    let found =
-                        format!("{} free, round trip {:.2} ms", show_size(free), round_trip.as_secs_f64() * 1e3);
-                    if free + held >= wanted {
-                        Finding::ok(what, found)
-                    } else {
-                        let advice = format!(
-                            "That is less than the {} wanted: give it more, or name another",
-                            show_size(wanted)
-                        );
-                        Finding::warning(what, found, advice)
-                    }
-                }
-            }
-        })
-        .collect()
+            return Finding::warning(what, error.clone(), meanwhile);
+        }
+    };
+    let granted = running.map_or(0, |Status { cache, .. }| match is_local {
+        true => cache.local_granted_bytes,
+        false => cache.granted_bytes,
+    });
+    // A cache is made of the pools of several servers.
+    let of_tier = asked.iter().filter(|other| other.is_local == *is_local);
+    let possible = of_tier.filter_map(|other| Some(other.answer.as_ref().ok()?.0)).fold(granted, u64::saturating_add);
+    let found = format!("{} free, round trip {:.2} ms", show_size(free), round_trip.as_secs_f64() * 1e3);
+    if possible >= *wanted {
+        return Finding::ok(what, found);
+    }
+    let (possible, wanted) = (show_size(possible), show_size(*wanted));
+    let advice = format!("In all there are {possible} of the {wanted} wanted: give it more, or name another");
+    Finding::warning(what, found, advice)
 }
 
 #[cfg(test)]
@@ -233,5 +249,34 @@ mod tests {
         assert!(full.len() == 2 && full[0].starts_with("it lies: 12 pages") && full[1] == "1G free", "{full:?}");
         let well = shown(Finding::ok(&*what, "8G free"));
         assert!(well.len() == 3 && well[1].starts_with("full: "), "{well:?}");
+    }
+
+    /// As the screens judge them, which name no server of a cache that has its size.
+    #[test]
+    fn servers_are_judged_together() {
+        let asked = |endpoint: &str, free| Asked {
+            endpoint: endpoint.parse().unwrap(),
+            wanted: 8 << 30,
+            is_local: false,
+            answer: Ok((free, Duration::ZERO)),
+        };
+        let judged = |asked: &[Asked], running: Option<&Status>| {
+            asked.iter().map(|server| of_server(server, asked, running)).collect::<Vec<_>>()
+        };
+        let halves = [asked("tcp:donor1:7070", 4 << 30), asked("tcp:donor2:7070", 4 << 30)];
+        assert!(judged(&halves, None).iter().all(|finding| finding.level == Level::Ok));
+        let half = judged(&halves[..1], None).remove(0);
+        let advice = "In all there are 4G of the 8G wanted: give it more, or name another";
+        assert_eq!((half.level, half.advice.as_deref()), (Level::Warning, Some(advice)));
+        // The third server of a cache that the other two have granted.
+        let mut status = full_status(1, 1);
+        (status.cache.wanted_bytes, status.cache.granted_bytes) = (8 << 30, 8 << 30);
+        assert_eq!(judged(&[asked("tcp:donor3:7070", 0)], Some(&status))[0].level, Level::Ok);
+        // A mapped pool is in use without its server.
+        let silent = Asked { answer: Err("nobody".into()), ..asked("tcp:donor1:7070", 0) };
+        let advice = |status: &Status| of_server(&silent, &[], Some(status)).advice.unwrap();
+        assert_eq!(advice(&status), "Reads go to the disk meanwhile");
+        status.pools[0].state = "away".into();
+        assert!(advice(&status).starts_with("Its pool is in use"));
     }
 }
