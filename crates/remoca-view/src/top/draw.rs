@@ -78,13 +78,15 @@ fn title_line(app: &App, snapshot: &Snapshot) -> Line<'static> {
         "remoca {}   snapshot {} of {time}   {answering} of {all} VMs answer",
         snapshot.host, snapshot.snapshot
     );
-    let mut line = Line::from(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
+    let mut line = Line::default();
+    // First, so that the narrowest screen shows it.
+    if let Some(error) = &app.error {
+        line.push_span(Span::styled(format!("old: {error}   "), style(Level::Failed)));
+    }
+    line.push_span(Span::styled(text, Style::new().add_modifier(Modifier::BOLD)));
     let first = snapshot.statuses().filter(|shown| shown.recent.is_none()).count();
     if first > 0 {
         line.push_span(Span::raw(format!("   figures of {first} are since their start")));
-    }
-    if let Some(error) = &app.error {
-        line.push_span(Span::styled(format!("   old: {error}"), style(Level::Failed)));
     }
     line
 }
@@ -307,6 +309,15 @@ mod tests {
         assert!(!title(full_snapshot(2)).contains("since"));
         let new = title(snapshot(vec![Ok(full_status(1, 3)), Err("hung")]));
         assert!(new.ends_with("1 of 2 VMs answer   figures of 1 are since their start"), "{new}");
+    }
+
+    #[test]
+    fn a_screen_that_is_old_says_so_even_if_it_is_narrow() {
+        let mut snapshot = full_snapshot(200);
+        snapshot.host = "hypervisor17.rack4.example.com".into();
+        let mut app = app(snapshot);
+        app.take(Err("no page answers".into()));
+        assert!(screen_text(&app, 80, 24, false).starts_with("old: no page answers   remoca hypervisor17."));
     }
 
     #[test]
