@@ -137,16 +137,37 @@ fn lines_of(problem: &Problem, width: usize) -> Vec<Line<'static>> {
     found.chain(advice.into_iter().map(|text| Line::styled(format!("{:INDENT$}{text}", ""), faint))).collect()
 }
 
-/// Returns a text in lines of whole words; one that is wider than `width` has a line of its own.
+/// Returns a text in lines that are at most `width` wide, and end between words where no word is wider.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => *line += &format!(" {word}"),
-            _ => lines.push(word.to_owned()),
+            Some(line) if shown_width(line.as_str()) + 1 + shown_width(word) <= width => *line += &format!(" {word}"),
+            _ => lines.extend(pieces(word, width)),
         }
     }
     lines
+}
+
+/// Returns a word in pieces that are at most `width` wide.
+fn pieces(word: &str, width: usize) -> Vec<String> {
+    let (mut pieces, mut piece, mut used) = (Vec::new(), String::new(), 0);
+    for character in word.chars() {
+        let own = shown_width(character.encode_utf8(&mut [0; 4]));
+        if used + own > width {
+            pieces.push(std::mem::take(&mut piece));
+            used = 0;
+        }
+        piece.push(character);
+        used += own;
+    }
+    pieces.push(piece);
+    pieces
+}
+
+/// Returns the number of columns that a text takes: a wide character takes two.
+fn shown_width(text: &str) -> usize {
+    Span::raw(text).width()
 }
 
 fn draw_table(frame: &mut Frame<'_>, area: Rect, app: &App, snapshot: &Snapshot, shows_all: bool) {
@@ -188,11 +209,11 @@ fn fitting(rows: &[VmRow], total: Option<&VmRow>, width: u16) -> (Vec<usize>, Ve
     let widest = |texts: &mut dyn Iterator<Item = usize>, least: usize| {
         u16::try_from(texts.fold(least, usize::max)).unwrap_or(u16::MAX)
     };
-    let name = widest(&mut all().map(|row| row.name.chars().count()), NAME_WIDTH_MIN);
+    let name = widest(&mut all().map(|row| shown_width(&row.name)), NAME_WIDTH_MIN);
     let last = COLUMNS.len() - 1;
     let width_of = |column: usize| match column {
         _ if column == last => LAST_WIDTH_MIN,
-        _ => widest(&mut all().map(|row| row.cells[column].text.chars().count()), COLUMNS[column].heading.len()),
+        _ => widest(&mut all().map(|row| shown_width(&row.cells[column].text)), COLUMNS[column].heading.len()),
     };
     let mut left = width.saturating_sub(name);
     let mut shown: Vec<usize> = Vec::new();
@@ -309,6 +330,19 @@ mod tests {
         assert!(!title(full_snapshot(2)).contains("since"));
         let new = title(snapshot(vec![Ok(full_status(1, 3)), Err("hung")]));
         assert!(new.ends_with("1 of 2 VMs answer   figures of 1 are since their start"), "{new}");
+    }
+
+    #[test]
+    fn nothing_is_cut_off_of_what_is_wrong() {
+        assert_eq!(wrapped("an image: gone", 9), ["an image:", "gone"]);
+        assert_eq!(wrapped("at /var/lib/images: gone", 8), ["at", "/var/lib", "/images:", "gone"]);
+        // Each of these takes two columns.
+        assert_eq!(wrapped("a \u{78c1}\u{76e4}\u{78c1}\u{76e4} b", 6), ["a", "\u{78c1}\u{76e4}\u{78c1}", "\u{76e4} b"]);
+        assert_eq!(wrapped("", 9), [""]);
+        let name = "\u{78c1}".repeat(10);
+        let app = app(snapshot(vec![Err(name.as_str())]));
+        let text = screen_text(&app, 80, height(&app, 80), true);
+        assert_eq!(text.lines().last().map(|line| line.matches('\u{78c1}').count()), Some(10), "{text}");
     }
 
     #[test]
