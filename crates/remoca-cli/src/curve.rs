@@ -44,7 +44,7 @@ enum Form {
 /// If the VM process does not answer, or has no such curve.
 pub fn run(args: &CurveArgs) -> Result<()> {
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
-    let curve = ask(&socket, args.disk.clone())?;
+    let curve = ask(&socket, &args.name, args.disk.clone())?;
     let figures = Figures::of(&curve, args.server_latency.map(|ms| ms * 1000.0), SERVER_US);
     let text = match args.output {
         Form::Json => format!("{}\n", serde_json::to_string_pretty(&Shown { curve: &curve, figures: &figures })?),
@@ -56,14 +56,15 @@ pub fn run(args: &CurveArgs) -> Result<()> {
     }
 }
 
-fn ask(socket: &Path, disk: Option<String>) -> Result<CurveStatus> {
+/// Asks the VM process behind `socket`, which the operator calls `name`.
+fn ask(socket: &Path, name: &str, disk: Option<String>) -> Result<CurveStatus> {
     let reply = control::call(socket, Command::Curve { disk, grid: None })
         .map_err(|error| runtime::no_vm_process(socket, error))?;
     match reply {
         Reply::Curve(curve) => Ok(*curve),
         Reply::Status(_) => bail!("the process answers with something else than a curve"),
         Reply::Error { error } if error.starts_with("this is no command") => {
-            bail!("the process is of an older version, without curves: `remoca upgrade` brings it to this one")
+            bail!("the process is of an older version, without curves: `remoca upgrade {name}` brings it to this one")
         }
         Reply::Error { error } => bail!("{error}"),
     }
@@ -173,6 +174,21 @@ mod tests {
         }
         curve.points.clear();
         shown(&curve);
+    }
+
+    #[test]
+    fn the_command_that_upgrades_an_older_process_works_as_it_stands() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let older = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            stream.write_all(b"{\"error\":\"this is no command: curve\"}\n").unwrap();
+            stream
+        });
+        let refused = ask(&socket, "web1", None).unwrap_err().to_string();
+        assert!(refused.contains("`remoca upgrade web1` brings it"), "{refused}");
+        drop(older.join().unwrap());
     }
 
     #[test]

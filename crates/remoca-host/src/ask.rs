@@ -259,7 +259,7 @@ fn ask(
                 Ok(curve)
             }),
             Ok(Reply::Error { error }) if error.starts_with("this is no command") => {
-                Err("its process is of an older version: `remoca upgrade` brings it to this one".into())
+                Err(format!("its process is of an older version: `remoca upgrade {name}` brings it to this one"))
             }
             Ok(Reply::Error { error }) => Err(error),
             Ok(Reply::Status(_)) => Err("it answers with something else than a curve".into()),

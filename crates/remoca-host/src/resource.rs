@@ -58,7 +58,10 @@ impl Resource {
                 "it has no memory server but that of its local tier"
             }
             Self::Local if cache.local_server.is_none() && cache.local_wanted_bytes == 0 => {
-                "its process names no server for a local tier: `remoca upgrade` brings an older one to this version"
+                let name = &status.name;
+                return Some(format!(
+                    "its process names no server for a local tier: `remoca upgrade {name}` brings an older one to this version"
+                ));
             }
             Self::Cache | Self::Local => return None,
         };
@@ -213,7 +216,7 @@ mod tests {
         assert_eq!(Resource::Cache.first_server(&none), None);
         assert_eq!(Resource::Local.first_server(&tiered(MIB)), None);
         let older = status("a", MIB, MIB);
-        assert!(Resource::Local.fixed(&older).unwrap().contains("remoca upgrade"));
+        assert!(Resource::Local.fixed(&older).unwrap().contains("`remoca upgrade a` brings"));
         assert_eq!(Resource::Cache.fixed(&older), None);
     }
 

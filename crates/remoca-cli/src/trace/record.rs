@@ -59,7 +59,7 @@ pub fn run(args: &RecordArgs) -> Result<()> {
     let signals = Signals::take().context("cannot wait for signals")?;
     let socket = socket_of(name)?;
     let mut file = unfinished(output, force)?;
-    let (before, mut trace) = start(&socket)?;
+    let (before, mut trace) = start(&socket, name)?;
     let begun = Instant::now();
     eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
     let mut frames = Frames::new(size);
@@ -137,14 +137,17 @@ fn socket_of(name: &str) -> Result<PathBuf> {
     runtime::sockets(Some(name))?.pop().context("there is no such VM process")
 }
 
-fn start(socket: &Path) -> Result<(Status, BufReader<UnixStream>)> {
+/// Begins the recording of the VM process behind `socket`, which the operator calls `name`.
+fn start(socket: &Path, name: &str) -> Result<(Status, BufReader<UnixStream>)> {
     let (reply, stream) =
         call_for_stream(socket, Command::TraceStart).map_err(|error| runtime::no_vm_process(socket, error))?;
     let status = match reply {
         Reply::Status(status) => *status,
         Reply::Curve(_) => bail!("the process answers with something else than a trace"),
         Reply::Error { error } if error.starts_with("this is no command") => {
-            bail!("the process is of an older version, which sends no traces: `remoca upgrade` brings it to this one")
+            bail!(
+                "the process is of an older version, which sends no traces: `remoca upgrade {name}` brings it to this one"
+            )
         }
         Reply::Error { error } => bail!("{error}"),
     };

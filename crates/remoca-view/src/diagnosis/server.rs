@@ -51,7 +51,10 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
     let what_now = if is_left_alone { "the disk answers all reads" } else { "the disk answers what is late" };
     let found = format!("slow: {time}; {late} reads were late {}; {what_now}", vm.lately.period());
     let endpoints = in_use(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
-    let advice = "Look at the load of that host and at the network to it (`remoca check` measures the way). Name another server meanwhile";
+    let advice = format!(
+        "Look at the load of that host and at the network to it (`remoca check {}` measures the way). Name another server meanwhile",
+        shown.status.name
+    );
     Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
 }
 

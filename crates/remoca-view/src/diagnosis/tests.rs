@@ -182,6 +182,10 @@ fn commands_in_advice_work_as_they_stand() {
     let text = nothing[0].to_string();
     assert!(nothing[0].cause == "full-server" && !text.contains("want less"), "`--cache 0` is refused: {text}");
     expect_first("lying-server", &["`remoca set web001 --server`"], |status| set(status, "fetch_wrong", 12));
+    expect_first("slow-server", &["`remoca check web001` measures the way"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.server = Some(NormalLatency { p50_us: 52_000.0, p99_us: 80_000.0 });
+    });
     expect_first("guest-too-large", &["`remoca upgrade web001`"], |status| status.memory.guest_bytes = 64 << 30);
     expect_first("disks-elsewhere", &["`systemctl disable --now remoca-disk@web001`"], |status| {
         status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
