@@ -1,8 +1,8 @@
 //! `remoca curve`: what a cache of each size would do for a VM, from its miss-ratio curve.
 
+use crate::output::output;
 use crate::runtime;
 use crate::size::show_size;
-use crate::status::is_broken_pipe;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use remoca_io::control;
@@ -50,10 +50,7 @@ pub fn run(args: &CurveArgs) -> Result<()> {
         Form::Json => format!("{}\n", serde_json::to_string_pretty(&Shown { curve: &curve, figures: &figures })?),
         Form::Table => text(&curve, &figures)?,
     };
-    match std::io::stdout().write_all(text.as_bytes()).map_err(anyhow::Error::new) {
-        Err(error) if is_broken_pipe(&error) => Ok(()),
-        written => written,
-    }
+    Ok(output().write_all(text.as_bytes())?)
 }
 
 /// Asks the VM process behind `socket`, which the operator calls `name`.

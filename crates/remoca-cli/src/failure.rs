@@ -1,5 +1,6 @@
 //! Exit codes of a start that failed, for the service manager: what no further start can mend is not tried again at once.
 
+use crate::output::say;
 use crate::settings::Unusable;
 use anyhow::Error;
 use remoca_disk::start::WrongOptions;
@@ -31,7 +32,7 @@ pub fn exit_code(error: &Error) -> ExitCode {
     match code(error) {
         Some(code) if error.downcast_ref::<TriedAgain>().is_none() => {
             if is_a_service() {
-                eprintln!("remoca: this is not tried again: correct it, then start the unit");
+                say("this is not tried again: correct it, then start the unit");
             }
             code.into()
         }

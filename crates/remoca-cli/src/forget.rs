@@ -5,6 +5,7 @@
 //! 3. A mark that the disks went to another host stays: without it, a process that is started here again would be an owner.
 
 use crate::disk;
+use crate::output::output;
 use crate::runtime;
 use crate::settings::kept::Kept;
 use crate::settings::{Files, Folder, vm_path};
@@ -74,7 +75,7 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
         let looked = [&places.control, &places.state].map(|path| path.display().to_string());
         bail!("nothing is kept of {name}: there is no {} and no {}{}", looked[0], looked[1], runtime::elsewhere());
     }
-    let mut out = io::stdout();
+    let mut out = output();
     if args.dry_run {
         writeln!(out, "{name}: nothing is removed because of --dry-run")?;
     }

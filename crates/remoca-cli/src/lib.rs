@@ -14,6 +14,7 @@ mod log;
 mod look;
 mod memory;
 mod migrate;
+mod output;
 mod qcow2;
 mod runtime;
 mod serve;
@@ -98,7 +99,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("remoca: {error:#}");
+            output::say(format_args!("{error:#}"));
             failure::exit_code(&error)
         }
     }

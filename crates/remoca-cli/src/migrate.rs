@@ -1,6 +1,7 @@
 //! `remoca migrate`: hands the disks and the cache of a VM to a process on another host.
 
 use crate::check::is_replaced;
+use crate::output::output;
 use crate::{look, runtime};
 use anyhow::{Context, Result, bail};
 use clap::{ArgGroup, Args};
@@ -55,11 +56,7 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
     if let Some(path) = &args.new_key {
         let written = key::generate().and_then(|secret| key::write_new(&secret, path));
         written.with_context(|| format!("cannot make the key {}", path.display()))?;
-        return Ok(writeln!(
-            std::io::stdout(),
-            "{}: new key written; protect it as you protect the disks",
-            path.display()
-        )?);
+        return Ok(writeln!(output(), "{}: new key written; protect it as you protect the disks", path.display())?);
     }
     let Some(socket) = runtime::sockets(args.name.as_deref())?.pop() else { bail!("there is no such VM process") };
     let command = match (&args.to, &args.key) {
@@ -75,7 +72,7 @@ pub fn run(args: &MigrateArgs) -> Result<()> {
     }
     let status = runtime::ask(&socket, command)?;
     let news = status.migration.and_then(|migration| migration.news).unwrap_or_default();
-    Ok(writeln!(std::io::stdout(), "{}: {news}", status.name)?)
+    Ok(writeln!(output(), "{}: {news}", status.name)?)
 }
 
 /// Refuses the first image whose path leads to another file by now: the process on the other host would open that one. Nobody knows that of

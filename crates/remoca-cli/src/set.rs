@@ -1,5 +1,6 @@
 //! `remoca set`: changes the cache of a running VM, or clears a failed flush.
 
+use crate::output::output;
 use crate::runtime;
 use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
@@ -70,12 +71,12 @@ pub fn run(args: &SetArgs) -> Result<()> {
             true => format!("flushes of {disk} succeed again"),
             false => format!("no flush of {disk} had failed"),
         };
-        return Ok(writeln!(std::io::stdout(), "{}: {text}", status.name)?);
+        return Ok(writeln!(output(), "{}: {text}", status.name)?);
     }
     if args.clear_removed_flushes {
         let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
         let status = runtime::ask(&socket, Command::ClearRemovedFlushes)?;
-        return Ok(writeln!(std::io::stdout(), "{}: failed flushes of removed images are forgotten", status.name)?);
+        return Ok(writeln!(output(), "{}: failed flushes of removed images are forgotten", status.name)?);
     }
     let enabled = match (args.on, args.off) {
         (true, _) => Some(true),
@@ -92,12 +93,12 @@ pub fn run(args: &SetArgs) -> Result<()> {
     let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
     if let Some(servers) = servers {
         let status = set_servers(&socket, servers, args.now)?;
-        return Ok(write!(std::io::stdout(), "{}", servers_text(&status, &args.name))?);
+        return Ok(write!(output(), "{}", servers_text(&status, &args.name))?);
     }
     let (cache_bytes, local_bytes) = (args.cache, args.local);
     let set = Command::Set { cache_bytes, local_bytes, enabled, servers: None, at_once: false };
     let status = settled(&socket, runtime::ask(&socket, set)?)?;
-    Ok(writeln!(std::io::stdout(), "{}: cache {}", status.name, cache_text(&status))?)
+    Ok(writeln!(output(), "{}: cache {}", status.name, cache_text(&status))?)
 }
 
 /// Replaces the list of memory servers. Servers are left at once only if one of the new ones answers: a mistake in an address would

@@ -1,5 +1,6 @@
 //! `remoca take-back`: has the memory server of this host take memory back from a VM process that has it mapped.
 
+use crate::output::output;
 use crate::runtime::explain_unreachable;
 use crate::settings::Folder;
 use crate::size::{parse_size, show_size};
@@ -53,11 +54,11 @@ pub fn run(args: &TakeBackArgs) -> Result<()> {
     match reply {
         Reply::Error(error) => bail!(error),
         Reply::Done(done) if done.ended => {
-            Ok(writeln!(std::io::stdout(), "{pool}: ended, its client did not answer or is gone; all memory is back")?)
+            Ok(writeln!(output(), "{pool}: ended, its client did not answer or is gone; all memory is back")?)
         }
         Reply::Done(done) => {
             let (has, limit) = (show_size(u64::from(done.pages) * PAGE_BYTES), show_size(args.size));
-            Ok(writeln!(std::io::stdout(), "{pool}: has {has}, at most {limit}")?)
+            Ok(writeln!(output(), "{pool}: has {has}, at most {limit}")?)
         }
     }
 }

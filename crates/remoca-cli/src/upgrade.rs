@@ -2,6 +2,7 @@
 
 use crate::config::show::words_of;
 use crate::disk;
+use crate::output::{output, say};
 use crate::runtime;
 use crate::settings::kept::Kept;
 use anyhow::{Context, Result, bail};
@@ -76,7 +77,7 @@ fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
     if done.is_empty() {
         bail!("no VM process runs here{dead}{}", runtime::elsewhere());
     }
-    Ok(writeln!(std::io::stdout(), "{} of {} upgraded: {}{dead}", done.len(), sockets.len(), list(&done))?)
+    Ok(writeln!(output(), "{} of {} upgraded: {}{dead}", done.len(), sockets.len(), list(&done))?)
 }
 
 fn name_of(socket: &Path) -> String {
@@ -93,12 +94,12 @@ fn upgrade(socket: &Path, program: Option<PathBuf>) -> Result<()> {
     let former = Kept::read(&Kept::beside(socket));
     let mut status = runtime::ask(socket, Command::Upgrade { program }).map_err(not_dead)?;
     let (name, pid, version) = (&status.name, status.pid, &status.version);
-    writeln!(std::io::stdout(), "{name}: process {pid} runs version {version}")?;
-    status.notice.iter().for_each(|notice| eprintln!("remoca: {name}: {notice}"));
+    writeln!(output(), "{name}: process {pid} runs version {version}")?;
+    status.notice.iter().for_each(|notice| say(format_args!("{name}: {notice}")));
     if let (Some(former), Some(now)) = (former, Kept::read(&Kept::beside(socket))) {
         let folder = now.files.vm.as_ref().and_then(|file| file.path.ancestors().nth(2)).unwrap_or(Path::new(""));
         let changes = now.since(&former, disk::schema, &words_of(&status, name, folder));
-        changes.iter().try_for_each(|change| writeln!(std::io::stdout(), "{name}: {change}"))?;
+        changes.iter().try_for_each(|change| writeln!(output(), "{name}: {change}"))?;
     }
     let give_up_at = Instant::now() + RETURN_TIME_MAX;
     loop {

@@ -8,6 +8,7 @@ mod reach;
 
 pub(crate) use image::is_replaced;
 
+use crate::output::output;
 use crate::runtime;
 use crate::settings::Folder;
 use crate::size::show_size;
@@ -91,7 +92,7 @@ fn of_all(args: &CheckArgs) -> Result<()> {
     if count == 0 && problems.is_empty() {
         bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere());
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = output();
     if args.prints_json() {
         writeln!(out, "{}", serde_json::to_string_pretty(problems)?)?;
     } else if problems.is_empty() {
@@ -115,7 +116,7 @@ fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
     findings.extend(guest::check(&vm));
     findings.extend(limits::check(&vm));
     let findings = with_problems(vm.running.iter().flat_map(diagnosis::of_status), findings);
-    let mut out = std::io::stdout().lock();
+    let mut out = output();
     if args.prints_json() {
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
     } else {

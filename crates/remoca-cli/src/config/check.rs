@@ -1,5 +1,6 @@
 //! `remoca config check`: every problem of every file.
 
+use crate::output::output;
 use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
 use crate::settings::{Files, host_path, vm_path};
 use crate::{disk, host, look, memory, serve};
@@ -24,7 +25,7 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
         bail!("there is no {}: the VM `{name}` is not configured", vm_path(folder, name).display());
     }
     let Looked { problems, disks, count } = look(names, &all, folder, &of_host);
-    let mut out = std::io::stdout();
+    let mut out = output();
     problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
     // No mistake: a guest may have written this.
     let is_looked_at = |disk: &&DiskEntry| !disk.options.is_qcow2 && is_meant(names, folder, &disk.place.path);

@@ -1,5 +1,6 @@
 //! `remoca config convert`: a file of arguments, as units were once configured, becomes a file of the configuration.
 
+use crate::output::output;
 use crate::settings::edit::{MODE, replace, table};
 use crate::settings::file::{SERVE, Text, VERSION, VMS};
 use crate::settings::schema::{self, Schema};
@@ -32,7 +33,7 @@ pub fn run(file: &Path, folder: &Path) -> Result<()> {
     let target = if name == SERVE_NAME { host_path(folder) } else { vm_path(folder, name) };
     let converted = if name == SERVE_NAME { with_server(&text, &target) } else { of_vm(&text, &target).map(Some) };
     let Some(converted) = converted.with_context(|| format!("{shown} cannot be converted, and stays as it is"))? else {
-        return Ok(writeln!(std::io::stdout(), "{shown}: it sets nothing")?);
+        return Ok(writeln!(output(), "{shown}: it sets nothing")?);
     };
     if let Some(folder) = target.parent() {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -40,7 +41,7 @@ pub fn run(file: &Path, folder: &Path) -> Result<()> {
     // The memory server's user has to read the host's file. Whoever could not read a VM's file before still cannot.
     let mode = if name == SERVE_NAME { MODE } else { file.metadata()?.mode() & MODE };
     replace(&target, converted.as_bytes(), mode).with_context(|| format!("cannot write {}", target.display()))?;
-    Ok(writeln!(std::io::stdout(), "{shown}: converted to {}", target.display())?)
+    Ok(writeln!(output(), "{shown}: converted to {}", target.display())?)
 }
 
 /// Returns the file of the VM that `text` describes.

@@ -1,5 +1,6 @@
 //! `remoca config show`: every setting of one VM, and where it comes from.
 
+use crate::output::{output, say};
 use crate::runtime;
 use crate::settings::edit::table;
 use crate::settings::kept::Kept;
@@ -39,14 +40,14 @@ pub fn run(name: &str, folder: &Path, origin: bool) -> Result<()> {
     if running.is_none() && files.as_ref().is_ok_and(|files| files.vm.is_none()) {
         let file = vm_path(folder, name);
         let text = "no process of this name answers: these are the settings that every VM would get";
-        eprintln!("remoca: warning: there is no {}, and {text}", file.display());
+        say(format_args!("warning: there is no {}, and {text}", file.display()));
     }
     let kept = running.as_ref().and(socket).and_then(|socket| Kept::read(&Kept::beside(&socket)));
     let effective = kept.as_ref().map_or_else(|| files.clone(), |kept| Ok(kept.files.clone()))?;
     let [vm, host] = effective.settings_of_vm(disk::schema)?;
     let merged = Merged::new(&disk::schema(), &words, &[&vm, &host])?;
     let text = shown(&merged, &disk::schema().of_vm(), running.as_ref(), origin)?;
-    let mut out = std::io::stdout();
+    let mut out = output();
     write!(out, "{text}")?;
     if let Ok(files) = &files {
         write!(out, "{}", memory_table(files, origin)?)?;

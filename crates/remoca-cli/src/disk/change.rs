@@ -4,6 +4,7 @@
 //! upgrade, which no guest notices. What does not work is taken out of the file again.
 
 use crate::look;
+use crate::output::{output, say};
 use crate::runtime;
 use crate::settings::{edit, fields, vm_path};
 use crate::size::show_size;
@@ -99,7 +100,7 @@ fn add(vm: &str, disk: &DiskOptions, folder: &Path) -> Result<()> {
     }
     change_file(vm, folder, &socket, RELOAD, |folder| edit::add_disk(folder, vm, &disk), |status| has(status, name))
         .with_context(|| format!("{name} is not added, and nothing has changed"))?;
-    Ok(writeln!(std::io::stdout(), "{vm}: {name} is added")?)
+    Ok(writeln!(output(), "{vm}: {name} is added")?)
 }
 
 fn remove(vm: &str, name: &str, force: bool, folder: &Path) -> Result<()> {
@@ -124,9 +125,9 @@ fn remove(vm: &str, name: &str, force: bool, folder: &Path) -> Result<()> {
     change_file(vm, folder, &socket, reload, |folder| edit::remove_disk(folder, vm, name), |status| !has(status, name))
         .with_context(|| format!("{name} is not removed, and nothing has changed"))?;
     if disk.attached {
-        eprintln!("remoca: the guest that was attached to {name} is disconnected, and its requests there fail or hang");
+        say(format_args!("the guest that was attached to {name} is disconnected, and its requests there fail or hang"));
     }
-    Ok(writeln!(std::io::stdout(), "{vm}: {name} is removed")?)
+    Ok(writeln!(output(), "{vm}: {name} is removed")?)
 }
 
 fn has(status: &Status, name: &str) -> bool {
@@ -214,7 +215,7 @@ fn rescan(name: &str) -> Result<()> {
     let after = runtime::ask(&socket, Command::Rescan)?;
     for disk in &after.disks {
         let former = before.disks.iter().find(|former| former.name == disk.name);
-        writeln!(std::io::stdout(), "{}: {}", disk.name, found(former.map(|former| former.bytes), disk))?;
+        writeln!(output(), "{}: {}", disk.name, found(former.map(|former| former.bytes), disk))?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::here::{Host, asked};
 use super::table;
 use crate::memory;
+use crate::output::output;
 use crate::runtime::KnownSockets;
 use anyhow::{Context, Result, anyhow, bail};
 use remoca_host::daemon::{Daemon, Extent};
@@ -56,7 +57,7 @@ pub(super) fn run(config: &Path, directory: &Path) -> Result<()> {
     // One that the operator names no monitor for any longer is not meant to come back.
     let is_meant = |name: &str| memory::monitor_of(name, config) != Ok(None);
     let (text, lacking) = table::given_back(&report, is_meant);
-    io::stdout().write_all(text.as_bytes())?;
+    output().write_all(text.as_bytes())?;
     match lacking {
         0 => Ok(()),
         1 => bail!("a guest does not have all of its memory back: NOTE says why. Fix that, then repeat the command"),

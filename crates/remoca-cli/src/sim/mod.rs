@@ -133,10 +133,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
         Form::Json => serde_json::to_string_pretty(&report)? + "\n",
         Form::Table => text::text(&report),
     };
-    match std::io::stdout().write_all(text.as_bytes()).map_err(anyhow::Error::new) {
-        Err(error) if crate::status::is_broken_pipe(&error) => Ok(()),
-        written => written,
-    }
+    Ok(crate::output::output().write_all(text.as_bytes())?)
 }
 
 fn simulate(args: &SimArgs, opened: &mut Opened) -> Result<Report> {

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod server;
 mod table;
 
+use crate::output::say;
 use crate::runtime;
 use crate::settings::Folder;
 use anyhow::{Result, bail};
@@ -165,7 +166,7 @@ fn repeat<S>(
                 before = Some(now);
             }
             Err(error) if interval.is_some() && before.is_some() => {
-                eprintln!("remoca: {}: {error:#}", text::show_time(now_s()));
+                say(format_args!("{}: {error:#}", text::show_time(now_s())));
             }
             Err(error) => return Err(error),
         }
@@ -290,7 +291,7 @@ impl Page {
 
     /// Prints what is not in the table, below it, where it is seen. What was said in the last interval is not repeated.
     fn remark(&mut self, now: BTreeSet<String>) {
-        now.difference(&self.remarks).for_each(|remark| eprintln!("remoca: {remark}"));
+        now.difference(&self.remarks).for_each(say);
         self.remarks = now;
     }
 }

@@ -6,6 +6,7 @@
 mod collect;
 mod redact;
 
+use crate::output::output;
 use crate::runtime;
 use crate::settings::Folder;
 use anyhow::{Context, Result, bail};
@@ -58,7 +59,7 @@ pub fn run(args: &SupportArgs) -> Result<()> {
             let _ = std::fs::remove_file(&path);
         },
     )?;
-    let mut out = std::io::stdout();
+    let mut out = output();
     writeln!(out, "{}:", path.display())?;
     for entry in &entries {
         writeln!(out, "  {:<16} {}", entry.name, entry.what)?;

@@ -28,7 +28,7 @@ pub fn run(file: &TraceFile, output: &Path, replaces: bool) -> Result<()> {
     let bytes = complete(unfinished.with_context(cannot)?, output, replaces)?;
     let requests = summary.requests();
     let each = if requests == 0 { 0.0 } else { bytes as f64 / requests as f64 };
-    let mut out = std::io::stdout();
+    let mut out = crate::output::output();
     let was = opened.bytes.map_or(String::new(), |bytes| format!(" instead of {}", show_size(bytes)));
     writeln!(
         out,

@@ -2,6 +2,7 @@
 
 use super::form::Form;
 use super::reading::{TraceFile, read_all};
+use crate::output::output;
 use crate::size::show_size;
 use anyhow::Result;
 use remoca_trace::{Format, Summary};
@@ -33,7 +34,7 @@ pub fn run(file: &TraceFile, form: Form) -> Result<()> {
         Form::Json => serde_json::to_string_pretty(&shown)? + "\n",
         Form::Table => text(&shown),
     };
-    Ok(std::io::stdout().write_all(text.as_bytes())?)
+    Ok(output().write_all(text.as_bytes())?)
 }
 
 fn text(shown: &Shown) -> String {

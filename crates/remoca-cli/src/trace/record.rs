@@ -4,6 +4,7 @@
 //! so it is sound however the recording ends. It takes its place also when there was no room for more of it.
 
 use super::import::{complete, unfinished};
+use crate::output::say;
 use crate::runtime;
 use crate::size::{parse_size, show_size};
 use crate::time::parse_duration;
@@ -15,7 +16,7 @@ use remoca_protocol::control::{Command, Reply, Status};
 use remoca_protocol::trace::{FRAME_HEADER_BYTES, FrameHeader, HEAD_BYTES, check_head};
 use remoca_view::figures::is_same_program;
 use rustix::event::{PollFd, PollFlags, poll};
-use std::io::{self, BufReader, ErrorKind, Read, Write};
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -61,7 +62,7 @@ pub fn run(args: &RecordArgs) -> Result<()> {
     let mut file = unfinished(output, force)?;
     let (before, mut trace) = start(&socket, name)?;
     let begun = Instant::now();
-    eprintln!("remoca: recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size));
+    say(format_args!("recording {name}, until Ctrl-C, for at most {} s or {}", time.as_secs(), show_size(size)));
     let mut frames = Frames::new(size);
     let mut ending: Option<Instant> = None;
     let (mut failed, mut is_early) = (None, false);
@@ -109,7 +110,7 @@ pub fn run(args: &RecordArgs) -> Result<()> {
     file.as_file().set_len(frames.written).with_context(|| format!("cannot write {}", output.display()))?;
     let bytes = complete(file, output, force)?;
     let Frames { records, lost, .. } = frames;
-    let mut out = io::stdout();
+    let mut out = crate::output::output();
     let seconds = begun.elapsed().as_secs_f64();
     writeln!(out, "{}: {records} requests and evictions in {seconds:.1} s, {}", output.display(), show_size(bytes))?;
     if lost > 0 {

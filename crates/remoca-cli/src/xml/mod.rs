@@ -3,6 +3,7 @@
 mod domain;
 
 use crate::hypervisor::{self, Version};
+use crate::output::{output, say};
 use crate::settings::Folder;
 use crate::vm::{FilesState, Vm};
 use anyhow::{Result, bail};
@@ -71,7 +72,7 @@ pub fn run(args: &XmlArgs) -> Result<()> {
         }
     }
     for warning in &listing.warnings {
-        eprintln!("remoca: warning: {warning}");
+        say(format_args!("warning: {warning}"));
     }
-    Ok(write!(std::io::stdout(), "{listing}")?)
+    Ok(write!(output(), "{listing}")?)
 }

@@ -7,7 +7,7 @@ use super::support::wait_until;
 use remoca_io::lock::{LockFailure, lock, probe};
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 const FAILURE: i32 = 1;
 
@@ -129,6 +129,27 @@ fn a_vm_that_runs_is_checked_by_its_control_socket() {
     std::fs::remove_file(&image).unwrap();
     let (found, _) = check(&control, Path::new("/nonexistent"));
     assert!(found.iter().any(|line| line.starts_with(&wrong)), "{found:#?}");
+}
+
+/// As in `remoca check | head -1`, and in `remoca check 2>&1 | head -1`.
+#[test]
+fn what_is_found_decides_the_exit_code_also_if_nobody_reads_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "check-without-reader";
+    fs::create_dir(folder.path().join("vms")).unwrap();
+    let disk = "[[disk]]\nname = 'root'\nformat = 'raw'\nimage = '/nonexistent/image'\nsocket = '/run/remoca/s'\n";
+    fs::write(folder.path().join("vms").join(format!("{name}.toml")), format!("version = 1\n{disk}")).unwrap();
+    let closed = || std::io::pipe().unwrap().1;
+    let check = || {
+        let mut check = command(REMOCA);
+        check.args(["check", name, "--config"]).arg(folder.path()).stdout(closed());
+        check
+    };
+    let output = check().stderr(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(FAILURE), "{said}");
+    assert!(said.contains("checks failed") && !said.contains("pipe"), "{said}");
+    assert_eq!(check().stderr(closed()).spawn().unwrap().wait().unwrap().code(), Some(FAILURE));
 }
 
 #[test]
