@@ -16,6 +16,7 @@ use remoca_disk::link::{LinkError, return_pool};
 use remoca_disk::state::{self, Deaths, Former, RosterEntry, StateError, curves_beside};
 use remoca_io::small_file::with_ending;
 use remoca_io::socket::has_listener;
+use remoca_view::text::count_of;
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -84,7 +85,8 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
     if flushes > 0 {
         writeln!(
             out,
-            "failed flushes of {flushes} images are forgotten: check these images before another VM uses them"
+            "failed flushes of {} are forgotten: check what is there before another VM uses it",
+            count_of(flushes as u64, "image")
         )?;
     }
     let freed = remove(&places, &files, args.dry_run, &mut out)?;

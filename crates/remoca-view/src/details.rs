@@ -1,7 +1,7 @@
 //! Everything about one VM, as lines of a label and a text. Pure.
 
 use crate::figures::{Agent, Figures, ServerState, Taken, counter_since, disk_us, each_second, traffic};
-use crate::text::{rate, show_seconds, size_of_rate};
+use crate::text::{count_of, rate, show_seconds, size_of_rate};
 use remoca_io::show::show_size;
 use remoca_protocol::control::{
     DiskStatus, DiskTraffic, KnownServerStatus, LatencySummary, MemoryStatus, MigrationStatus, NormalLatency,
@@ -42,7 +42,8 @@ pub fn of(status: &Status, earlier: Option<&Status>) -> Vec<Detail> {
     lines.add("now", format!("disk {disk}; server {server}; late after {:.0} us", status.hedging.late_after_us));
     lines.add_memory(&status.memory);
     if let Some(lost) = status.trace_lost.filter(|lost| *lost > 0) {
-        lines.add("trace", format!("{lost} records lost: writing to the trace file fails or is too slow"));
+        lines
+            .add("trace", format!("{} lost: writing to the trace file fails or is too slow", count_of(lost, "record")));
     }
     lines.0
 }
@@ -97,7 +98,10 @@ impl Lines {
         let vm = &status.name;
         let attached = attached(disk.attached, disk.outlives_crash, disk.nbd_clients);
         let access = if disk.read_only { ", read-only" } else { "" };
-        let swap = if disk.swap_areas > 0 { format!(", {} swap areas", disk.swap_areas) } else { String::new() };
+        let swap = match disk.swap_areas {
+            0 => String::new(),
+            areas => format!(", {}", count_of(areas as u64, "swap area")),
+        };
         let DiskStatus { name, image, store, socket, .. } = disk;
         let bytes = show_size(disk.bytes);
         self.add("disk", format!("{name}: {image} ({bytes}{access}{swap}, {store}) at {socket}, {attached}"));
@@ -178,8 +182,8 @@ fn server_text(status: &Status) -> String {
 fn pool_text(pool: &PoolStatus) -> String {
     let (size, used) = (show_size(pool.granted_bytes), show_size(pool.used_bytes));
     if pool.state == "draining" {
-        let (server, pages) = (&pool.server, pool.used_bytes / 4096);
-        return format!("{server}: draining, {used} left ({pages} pages): what is read moves to the other servers");
+        let (server, pages) = (&pool.server, count_of(pool.used_bytes / 4096, "page"));
+        return format!("{server}: draining, {used} left ({pages}): what is read moves to the other servers");
     }
     let name = if pool.is_local_tier { "local tier" } else { pool.server.as_str() };
     let latency = pool.latency_us.map_or(String::new(), |us| format!(" in {us:.0} us"));
@@ -331,7 +335,7 @@ mod tests {
         let pool: PoolStatus = serde_json::from_value(pool).unwrap();
         let mut vm = status(json!({}), [0, 0], [0, 0]);
         vm.pools = vec![pool.clone(), PoolStatus { state: "draining".into(), ..pool.clone() }];
-        let draining = "unix:/r: 8K, 4K used, 0 hits\nunix:/r: draining, 4K left (1 pages): what is read moves to the other servers\n";
+        let draining = "unix:/r: 8K, 4K used, 0 hits\nunix:/r: draining, 4K left (1 page): what is read moves to the other servers\n";
         assert_eq!(text_of(&vm, "pool"), draining);
         let local = PoolStatus { is_local_tier: true, hits: 7, latency_us: Some(1.6), ..pool };
         vm.pools = vec![PoolStatus { is_mapped: true, pages_taken_back: 2, ..local }];

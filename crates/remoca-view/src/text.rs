@@ -23,6 +23,13 @@ pub fn rate(each_second: f64) -> String {
     if each_second > 0.0 && each_second < 9.95 { format!("{each_second:.1}") } else { format!("{each_second:.0}") }
 }
 
+/// Returns a number of things, such as `1 page` or `3 pages`.
+#[must_use]
+pub fn count_of(count: u64, thing: &str) -> String {
+    let end = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{end}")
+}
+
 /// Returns a number of bytes for each second, such as `1.5M`.
 #[expect(
     clippy::cast_possible_truncation,
@@ -76,6 +83,11 @@ mod tests {
         assert_eq!(times, ["0s", "42ms", "1.0s", "4.2s", "60s", "6.7m", "-3.5h", "12d"]);
         assert_eq!([0.0, 0.26, 9.96, 1234.5].map(rate), ["0", "0.3", "10", "1234"]);
         assert_eq!(show_time(1_700_000_000), "22:13:20Z");
+    }
+
+    #[test]
+    fn one_thing_is_said_as_one() {
+        assert_eq!([0, 1, 2].map(|count| count_of(count, "page")), ["0 pages", "1 page", "2 pages"]);
     }
 
     #[test]

@@ -102,6 +102,7 @@ fn of_all(args: &CheckArgs) -> Result<()> {
     }
     match problems.iter().filter(|problem| problem.finding.level == Level::Failed).count() {
         0 => Ok(()),
+        1 => bail!("1 thing has failed on this host"),
         failed => bail!("{failed} things have failed on this host"),
     }
 }

@@ -322,6 +322,7 @@ fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answe
         // A program learns from an empty list that there are no VMs, or what a page says of them.
         count if args.output == Form::Json && (count == 0 || args.from.is_some()) => Ok(()),
         0 => bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere()),
+        1 => bail!("the only VM process does not answer"),
         count => bail!("none of {count} VM processes answers"),
     }
 }

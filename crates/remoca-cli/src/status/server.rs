@@ -138,14 +138,17 @@ fn memory(status: &Status) -> String {
     let huge = if status.backing == Backing::HugeTlb { ", in huge pages" } else { "" };
     let [all, free, quota] = [*pages, *pages_free, *quota_pages].map(|pages| bytes(pages.into()));
     let here = pools.iter().filter(|pool| pool.connected).count();
+    let connected = match here {
+        1 => "1 client is connected".to_owned(),
+        here => format!("{here} clients are connected"),
+    };
     let up = show_seconds(Duration::from_secs(status.uptime_s).as_secs_f64());
     let kept = match pools.len() - here {
         0 => String::new(),
         gone => format!(", pools of {gone} more are kept until they come back or --grace ends"),
     };
     format!(
-        "memory server (version {version}, up {up}): {all} {locked}{huge}, {free} free, at most {quota} for one client; {here} \
-         clients are connected{kept}"
+        "memory server (version {version}, up {up}): {all} {locked}{huge}, {free} free, at most {quota} for one client; {connected}{kept}"
     )
 }
 
@@ -256,7 +259,7 @@ mod tests {
     #[test]
     fn totals_and_rates() {
         let wanted = "\
-memory server (version 0.1.0, up 100s): 8M locked, 4M free, at most 8M for one client; 1 clients are connected; totals since its start
+memory server (version 0.1.0, up 100s): 8M locked, 4M free, at most 8M for one client; 1 client is connected; totals since its start
 CLIENT                       POOL  HERE   SIZE   USED      GETS             PUTS         MISSING
 10.0.0.7:4000            0a1b2c3d  yes      4M     1M      2000   7.8M       512     2M        1
 TOTAL                                       4M     1M      2000   7.8M       512     2M        1

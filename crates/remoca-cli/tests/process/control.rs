@@ -255,10 +255,7 @@ fn the_memory_server_says_who_has_its_memory() {
     let status = |more: &[&str]| run(&[&["status", &option], more].concat());
     let said = text(&status(&[]));
     let lines: Vec<Vec<&str>> = said.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert!(
-        said.contains(": 16M not locked, 12M free, at most 16M for one client; 1 clients are connected; "),
-        "{said}"
-    );
+    assert!(said.contains(": 16M not locked, 12M free, at most 16M for one client; 1 client is connected; "), "{said}");
     assert_eq!(lines[1][..5], ["CLIENT", "POOL", "HERE", "SIZE", "USED"]);
     let client = lines[2].iter().position(|word| *word == "yes").unwrap();
     assert_eq!(lines[2][client + 1], "4M", "{said}");
@@ -517,7 +514,7 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
     // A program that reads the list must not take this for a host without VMs.
     let silent = run_command(&mut command(&["status", "-o", "json"]));
     assert_eq!((silent.status.code(), &silent.stdout[..]), (Some(FAILURE), &b"[]\n"[..]), "{silent:?}");
-    assert!(String::from_utf8_lossy(&silent.stderr).contains("none of 1 VM processes answers"), "{silent:?}");
+    assert!(String::from_utf8_lossy(&silent.stderr).contains("the only VM process does not answer"), "{silent:?}");
     let none = run_command(&mut command(&["upgrade", "--all"]));
     expect_refusal(&none, FAILURE, &["no VM process runs here. No process answers for web"]);
 }

@@ -2,7 +2,7 @@
 
 use super::found::Found;
 use crate::shown::Shown;
-use crate::text::milliseconds;
+use crate::text::{count_of, milliseconds};
 use crate::vm::Vm;
 use remoca_io::show::show_size;
 use remoca_protocol::control::{DiskStatus, NormalLatency, Status};
@@ -46,16 +46,17 @@ pub fn shrunk(_: &Vm, shown: &Shown) -> Option<Found> {
 
 pub fn foreign_writer(vm: &Vm, _: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.foreign_writes, vm.lately.period());
-    let found =
-        format!("another program wrote to an image of this VM, {count} times {period}; the cache then starts cold");
+    let times = count_of(count, "time");
+    let found = format!("another program wrote to an image of this VM, {times} {period}; the cache then starts cold");
     let advice = "Two writers destroy a file system: find the other one with `fuser -v IMAGE`";
     (count > 0).then(|| Found::failed("image", found, advice))
 }
 
 pub fn errors(vm: &Vm, _: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.disk_errors, vm.lately.period());
+    let requests = count_of(count, "request");
     let found = format!(
-        "the disk failed {count} requests {period}; the guest got these errors, except for reads that a memory server answered"
+        "the disk failed {requests} {period}; the guest got these errors, except for reads that a memory server answered"
     );
     (count > 0).then(|| Found::failed("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
 }

@@ -16,6 +16,7 @@ use crate::figures::Figures;
 use crate::finding::{Finding, Level};
 use crate::lately::Lately;
 use crate::shown::Shown;
+use crate::text::count_of;
 use crate::vm::{Silence, Vm};
 use found::Found;
 use remoca_protocol::control::Status;
@@ -181,7 +182,7 @@ fn configuration(status: &Status) -> Option<Found> {
 
 fn trace(status: &Status) -> Option<Found> {
     let lost = status.trace_lost.filter(|lost| *lost > 0)?;
-    let found = format!("{lost} records are lost: writing to the trace file fails or is too slow");
+    let found = format!("lost {}: writing to the trace file fails or is too slow", count_of(lost, "record"));
     Some(Found::warning("trace", found, "Is its file system full? The guest is not held up"))
 }
 

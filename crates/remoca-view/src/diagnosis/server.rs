@@ -3,7 +3,7 @@
 use super::found::Found;
 use crate::figures::ServerState;
 use crate::shown::Shown;
-use crate::text::milliseconds;
+use crate::text::{count_of, milliseconds};
 use crate::vm::Vm;
 use remoca_io::show::{exact_size, show_size};
 use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus, Status};
@@ -15,11 +15,12 @@ const ENOUGH: u64 = 100;
 
 pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.wrong_pages, vm.lately.period());
+    let (pages, were) = (count_of(count, "page"), if count == 1 { "was" } else { "were" });
     let server = shown.status.server.as_ref();
     let endpoints = in_use(shown, |_| true)
         .unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
     let found =
-        format!("it lies: {count} pages were not what this VM had sent there ({period}). The guest got none of them");
+        format!("it lies: {pages} {were} not what this VM had sent there ({period}). The guest got none of them");
     let advice = format!(
         "Bad memory, or another program at that address? Take it out: `remoca set {} --server` with the others. Test its memory",
         shown.status.name
@@ -49,7 +50,7 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
         (None, _) => "its answers do not come in time".into(),
     };
     let what_now = if is_left_alone { "the disk answers all reads" } else { "the disk answers what is late" };
-    let found = format!("slow: {time}; {late} reads were late {}; {what_now}", vm.lately.period());
+    let found = format!("slow: {time}; {} came late {}; {what_now}", count_of(late, "read"), vm.lately.period());
     let endpoints = in_use(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
     let advice = format!(
         "Look at the load of that host and at the network to it (`remoca check {}` measures the way). Name another server meanwhile",

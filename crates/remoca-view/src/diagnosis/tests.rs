@@ -118,7 +118,13 @@ fn each_fault_is_named_first() {
         set(status, "disk_errors", 3);
     });
     expect_first("memory-not-shared", &["guest memory", "paused"], |status| status.memory.guest_bytes = 0);
-    expect_first("foreign-writer", &["another program wrote"], |status| set(status, "foreign_writes", 1));
+    expect_first("disk-errors", &["failed 1 request in the"], |status| {
+        set(status, "disk_errors", 1);
+    });
+    expect_first("lying-server", &["it lies: 1 page was not"], |status| set(status, "fetch_wrong", 1));
+    expect_first("foreign-writer", &["another program wrote", ", 1 time in the"], |status| {
+        set(status, "foreign_writes", 1)
+    });
     expect_first("server-unreachable", &["not connected: no route", "remoca check web001"], |status| {
         let server = status.server.as_mut().expect("a server");
         (server.connected, server.error) = (false, Some("no route".into()));
