@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Show all VMs of this host on the terminal: what is wrong, what the cache does, and for one VM its curve and its last minutes.
 ///
 /// Keys: q quits, up and down select a VM, Enter shows everything about it, left and right choose the column that sorts, r reverses.
-/// Without a terminal it prints one frame.
+/// Without a terminal, or on one that shows only lines (TERM=dumb), it prints one frame.
 #[derive(Args, Debug)]
 pub struct TopArgs {
     /// Only these VMs: names, or paths of control sockets [default: all that run here]

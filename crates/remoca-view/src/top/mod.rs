@@ -23,6 +23,7 @@ use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal;
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub struct Options {
 /// # Errors
 /// If there is no snapshot, or the terminal cannot be used.
 pub fn run(options: Options) -> Result<()> {
-    if options.is_once || !std::io::stdout().is_terminal() {
+    if options.is_once || !std::io::stdout().is_terminal() || !has_screen(std::env::var_os("TERM").as_deref()) {
         return once(options);
     }
     let (sender, events) = channel();
@@ -76,6 +77,11 @@ pub fn run(options: Options) -> Result<()> {
     };
     ratatui::restore();
     result
+}
+
+/// Returns whether a terminal of this kind shows more than lines of text, as far as is known.
+fn has_screen(kind: Option<&OsStr>) -> bool {
+    kind.is_none_or(|kind| kind != OsStr::new("dumb"))
 }
 
 enum Message {
@@ -219,6 +225,12 @@ mod tests {
         assert_eq!((first.snapshot, columns::total(&first).map(|total| total.is_since_start)), (2, Some(false)));
         drop(events);
         watcher.join().unwrap();
+    }
+
+    #[test]
+    fn a_terminal_that_shows_only_lines_gets_lines() {
+        let kinds = [None, Some("xterm"), Some("dumb")];
+        assert_eq!(kinds.map(|kind| has_screen(kind.map(OsStr::new))), [true, true, false]);
     }
 
     #[test]
