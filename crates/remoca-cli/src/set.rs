@@ -98,7 +98,12 @@ pub fn run(args: &SetArgs) -> Result<()> {
     let (cache_bytes, local_bytes) = (args.cache, args.local);
     let set = Command::Set { cache_bytes, local_bytes, enabled, servers: None, at_once: false };
     let status = settled(&socket, runtime::ask(&socket, set)?)?;
-    Ok(writeln!(output(), "{}: cache {}", status.name, cache_text(&status))?)
+    let name = &status.name;
+    let later = match args.cache.or(args.local) {
+        Some(_) if !status.cache.enabled => format!(": the size is for the next `remoca set {name} --on`"),
+        _ => String::new(),
+    };
+    Ok(writeln!(output(), "{name}: cache {}{later}", cache_text(&status))?)
 }
 
 /// Replaces the list of memory servers. Servers are left at once only if one of the new ones answers: a mistake in an address would

@@ -180,7 +180,7 @@ fn a_size_that_is_set_reaches_the_server() {
         (&["--cache", "2M"][..], "test: cache 2M, all granted\n", 512),
         (&["--cache", "8M"], "test: cache 8M, all granted\n", 2048),
         (&["--off"], "test: cache off\n", 0),
-        (&["--cache", "4M"], "test: cache off\n", 0),
+        (&["--cache", "4M"], "test: cache off: the size is for the next `remoca set test --on`\n", 0),
         (&["--on"], "test: cache 4M, all granted\n", 1024),
         (&["--cache", "6M", "--on"], "test: cache 6M, all granted\n", 1536),
     ] {
