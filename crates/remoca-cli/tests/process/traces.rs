@@ -117,7 +117,7 @@ fn a_simulated_cache_hits_as_the_real_one_did() {
     read_as_a_guest(&mut machine, 12_000);
     let after = machine.status();
     let second = run(&["trace", "record", text(&machine.control()), "-o", text(&folder.path().join("second"))]);
-    expect_refusal(&second, FAILURE, &["somebody else records a trace", "remoca trace stop"]);
+    expect_refusal(&second, FAILURE, &["somebody else records a trace", "`remoca trace stop test`"]);
     let stopped = run(&["trace", "stop", text(&machine.control())]);
     assert!(stopped.status.success(), "{stopped:?}");
     let (trace, said) = recorder.wait();

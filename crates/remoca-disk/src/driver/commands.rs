@@ -111,8 +111,11 @@ impl Driver {
     /// Begins to send the trace to a client.
     fn begin_trace(&mut self, request: ControlRequest) {
         if self.vm.in_flight.measured().has_client() {
-            let error = "somebody else records a trace of this VM: end that one first, with `remoca trace stop`";
-            return request.answer(Reply::Error { error: error.into() });
+            let name = &self.vm.name;
+            let error = format!(
+                "somebody else records a trace of this VM: end that one first, with `remoca trace stop {name}`"
+            );
+            return request.answer(Reply::Error { error });
         }
         let line = match Reply::Status(Box::new(self.snapshot())).line() {
             Ok(line) => line,
