@@ -1,5 +1,6 @@
 //! Content of `remoca host status`: what the host's daemon knows, plans and did, as one JSON object for each connection to its socket.
 
+use crate::shown;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of decisions that are kept.
@@ -144,12 +145,12 @@ impl HostReport {
         Ok(line)
     }
 
-    /// Parses a report.
+    /// Parses a report. Its texts may be shown on a terminal, see [`shown::from_json`].
     ///
     /// # Errors
     /// If the text is no report.
     pub fn parse(text: &[u8]) -> serde_json::Result<Self> {
-        serde_json::from_slice(text)
+        shown::from_json(text)
     }
 }
 
@@ -166,5 +167,7 @@ mod tests {
         assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
         assert_eq!(HostReport::parse(&line).unwrap(), report);
         assert!(HostReport::parse(b"{}").is_err());
+        let said = HostReport { state: "a\u{1b}[2J".into(), ..HostReport::default() };
+        assert_eq!(HostReport::parse(&said.line().unwrap()).unwrap().state, "a\u{fffd}[2J");
     }
 }
