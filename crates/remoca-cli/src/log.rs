@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{SendFlags, send};
 use rustix::stdio::stderr;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -30,7 +31,8 @@ pub fn start() {
     TARGET.get_or_init(Target::of_process);
     let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let colours = io::stderr().is_terminal();
+    let [no_colour, terminal] = ["NO_COLOR", "TERM"].map(std::env::var_os);
+    let colours = io::stderr().is_terminal() && wants_colours(no_colour.as_deref(), terminal.as_deref());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Line).with_ansi(colours);
     log.with_target(false).init();
     std::panic::set_hook(Box::new(|panic| {
@@ -38,6 +40,11 @@ pub fn start() {
         let name = thread.name().unwrap_or("<unnamed>").to_owned();
         put(format!("thread '{name}' {panic}\n{}\n", std::backtrace::Backtrace::capture()).as_bytes());
     }));
+}
+
+/// Returns whether a terminal gets colours, by the values of `NO_COLOR` and `TERM`.
+fn wants_colours(no_colour: Option<&OsStr>, terminal: Option<&OsStr>) -> bool {
+    no_colour.is_none_or(OsStr::is_empty) && terminal.is_none_or(|terminal| terminal != OsStr::new("dumb"))
 }
 
 /// Writer of one line.
@@ -126,6 +133,18 @@ fn write_where_there_is_room(descriptor: impl AsFd, text: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_colours_that_it_or_its_user_does_not_want() {
+        for (no_colour, terminal, wants) in [
+            (None, Some("xterm"), true),
+            (Some(""), None, true),
+            (Some("1"), Some("xterm"), false),
+            (None, Some("dumb"), false),
+        ] {
+            assert_eq!(wants_colours(no_colour.map(OsStr::new), terminal.map(OsStr::new)), wants);
+        }
+    }
 
     /// Tests a pipe that cannot be opened again, such as one of another user.
     #[test]
