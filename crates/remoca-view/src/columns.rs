@@ -56,7 +56,7 @@ pub const COLUMNS: [Column; 13] = [
     number("evicted", "EVICT/s", "pages that the guest evicts in a second", |_, vm| each_second(vm, vm.evicted)),
     number("double", "x2 HIT%", "by how many points twice the cache would raise the share of hits", |vm, _| {
         let gain = vm.prospect.as_ref().and_then(Prospect::gain_of_double);
-        maybe(gain, |gain| gain.map_or("-".into(), |gain| format!("{:+.1}", gain * 100.0)))
+        maybe(gain, |gain| gain.map_or("-".into(), points))
     }),
     text("agent", "AGENT", AGENT, |_, vm| none(agent(vm.agent))),
     text("server", "SERVER", SERVER, |_, vm| none(vm.server.words())),
@@ -134,6 +134,12 @@ fn agent(agent: Agent) -> &'static str {
     }
 }
 
+/// Returns a difference of two shares in points, and next to nothing not as -0.0.
+fn points(gain: f64) -> String {
+    let points = gain * 100.0;
+    format!("{:+.1}", if points.abs() < 0.05 { 0.0 } else { points })
+}
+
 fn none(text: &str) -> Cell {
     Cell { text: text.into(), value: None }
 }
@@ -169,6 +175,11 @@ mod tests {
         assert!(shown(&status).ends_with(", local tier 512M"));
         status.pools.clear();
         assert_eq!(shown(&status), "-");
+    }
+
+    #[test]
+    fn next_to_no_gain_is_no_loss() {
+        assert_eq!([-0.0004, 0.0, 0.01, -0.01].map(points), ["+0.0", "+0.0", "+1.0", "-1.0"]);
     }
 
     #[test]

@@ -26,16 +26,14 @@ pub fn text(report: &HostReport) -> String {
         ),
     );
     if let (Some(mean), Some(saved)) = (report.geometric_mean, report.saved_ms_per_s) {
-        let expected = (1. - mean) * 100.;
-        // Not as -0.0.
-        let saved = if saved.abs() < 0.05 { 0. } else { saved };
+        let (expected, saved) = (tenths((1. - mean) * 100.), tenths(saved));
         add(
             &mut text,
             format_args!(
-                "Expected of the sizes under GETS: miss ratios lower by {expected:.1} % (geometric mean), reads shorter by\n"
+                "Expected of the sizes under GETS: miss ratios lower by {expected} % (geometric mean), reads shorter by\n"
             ),
         );
-        add(&mut text, format_args!("{saved:.1} ms in each second.\n"));
+        add(&mut text, format_args!("{saved} ms in each second.\n"));
     }
     let mode = if report.applies { "" } else { " Sizes are only shown, not changed (--apply)." };
     add(&mut text, format_args!("{}.{mode}\n", capital(&report.state)));
@@ -80,7 +78,7 @@ fn add_guests(text: &mut String, report: &HostReport, guests: &HostGuests, width
 
 fn line(text: &mut String, vm: &HostVm, width: usize) {
     let error = vm.miss_ratio_error.map_or("-".into(), |error| format!("{:.1}", error * 100.));
-    let saved = vm.saved_ms_per_s.map_or("-".into(), |ms| format!("{ms:.1} ms/s"));
+    let saved = vm.saved_ms_per_s.map_or("-".into(), |ms| format!("{} ms/s", tenths(ms)));
     let gets = if vm.target_bytes == vm.has_bytes { "=".into() } else { show_size(vm.target_bytes) };
     let (by_weight, floor) = (show_size(vm.baseline_bytes), show_size(vm.floor_bytes));
     add(
@@ -140,6 +138,11 @@ pub fn log(report: &HostReport) -> String {
         add(&mut text, format_args!("{}\n", decision_text(decision)));
     }
     if text.is_empty() { "Nothing was decided yet.\n".into() } else { text }
+}
+
+/// Returns a number with one decimal, and next to nothing not as -0.0.
+fn tenths(number: f64) -> String {
+    format!("{:.1}", if number.abs() < 0.05 { 0. } else { number })
 }
 
 fn add(text: &mut String, more: std::fmt::Arguments<'_>) {
@@ -254,6 +257,9 @@ mod tests {
         }
         let nothing = text(&HostReport { saved_ms_per_s: Some(-0.04), ..report.clone() });
         assert!(nothing.contains("\n0.0 ms in each second"), "{nothing}");
+        let mut nothing = report.clone();
+        nothing.vms[0].saved_ms_per_s = Some(-0.04);
+        assert!(text(&nothing).contains("  0.0 ms/s   it gains\n"), "{}", text(&nothing));
         let guest = HostGuest {
             state: "usable".into(),
             home_bytes: Some(4 << 30),
