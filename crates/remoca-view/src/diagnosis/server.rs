@@ -81,16 +81,37 @@ pub fn none(_: &Vm, shown: &Shown) -> Option<Found> {
 
 pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
     let is_on = shown.status.cache.enabled;
-    let server = shown.status.server.as_ref().filter(|server| is_on && !server.connected)?;
-    let reason = server.error.clone().unwrap_or_else(|| "no answer yet".into());
+    let Some(server) = shown.status.server.as_ref().filter(|server| is_on && !server.connected) else {
+        return missing(shown);
+    };
+    let reason = server.error.as_deref().unwrap_or("no answer yet");
     let reads = if shown.status.cache.local_granted_bytes > 0 { "Reads beyond the local tier" } else { "Reads" };
+    Some(not_connected(shown, &server.endpoint, reason, &format!("{reads} go to the disk")))
+}
+
+/// Names a server of several that cannot be used, if the others have less than what is wanted.
+fn missing(shown: &Shown) -> Option<Found> {
+    let Status { cache, servers, .. } = &shown.status;
+    asked(shown).filter(|_| cache.granted_bytes < cache.wanted_bytes)?;
+    let server = servers.iter().find(|server| is_missing(server))?;
+    let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
+    let rest = format!("The others have granted {granted} of the {wanted} wanted");
+    Some(not_connected(shown, &server.endpoint, server.error.as_deref()?, &rest))
+}
+
+/// Returns whether a server of the list has no pool, because it cannot be used.
+fn is_missing(server: &KnownServerStatus) -> bool {
+    is_remote(server) && !server.in_use && server.error.is_some()
+}
+
+fn not_connected(shown: &Shown, endpoint: &str, reason: &str, meanwhile: &str) -> Found {
     let end = if reason.ends_with(['.', '?']) { "" } else { "." };
-    let found = format!("not connected: {reason}{end} {reads} go to the disk");
     let advice = format!(
         "Does `remoca serve` run there (`systemctl status remoca-serve`), and is the way open? `remoca check {}` tries it",
         shown.status.name
     );
-    Some(Found::warning(format!("server {}", server.endpoint), found, advice).of_server(&server.endpoint))
+    let found = format!("not connected: {reason}{end} {meanwhile}");
+    Found::warning(format!("server {endpoint}"), found, advice).of_server(endpoint)
 }
 
 /// Names a server of this host that is away: its pool is in use meanwhile. Also that of a local tier which is not there yet.
@@ -119,7 +140,8 @@ pub fn away(_: &Vm, shown: &Shown) -> Option<Found> {
 pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
     let cache = &shown.status.cache;
     let server = asked(shown)?;
-    if cache.granted_bytes >= cache.wanted_bytes {
+    // What is missing is not the fault of those that are full.
+    if cache.granted_bytes >= cache.wanted_bytes || shown.status.servers.iter().any(is_missing) {
         return local_full(shown);
     }
     let offer = |known: &KnownServerStatus| {

@@ -137,6 +137,15 @@ fn each_fault_is_named_first() {
         status.server.as_mut().expect("a server").connected = false;
         add_local_tier(status, "connected");
     });
+    // It said once what it had.
+    expect_first(
+        "server-unreachable",
+        &["server tcp:donor2:7070: not connected: no route. The others", "1G of the 2G"],
+        |status| {
+            status.cache.granted_bytes = 1 << 30;
+            (status.servers[1].in_use, status.servers[1].error) = (false, Some("no route".into()));
+        },
+    );
     expect_first("fast-disk", &["no faster than the disk (0.09 ms)"], |status| {
         status.server.as_mut().expect("a server").breaker = "open".into();
         status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
