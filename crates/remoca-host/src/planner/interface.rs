@@ -7,7 +7,7 @@ use crate::reading::Answer;
 use crate::resource::Resource;
 use remoca_protocol::host::HostDecision;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// Most units that memory is divided in.
@@ -139,6 +139,9 @@ pub struct Record {
     pub intent: Option<Intent>,
     /// Newest known size of each VM, in bytes.
     pub sizes: BTreeMap<String, u64>,
+    /// VMs whose processes were killed so long ago that their sizes no longer count. Their sockets are still there.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub dead: BTreeSet<String>,
     /// Memory of guests, of which some was taken or may be.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub guests: BTreeMap<String, GuestRecord>,

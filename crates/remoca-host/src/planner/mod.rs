@@ -38,7 +38,7 @@ use log::{Log, percent};
 pub use moves::{Intent, Move, Side, Stage};
 use remoca_io::show::show_size;
 use remoca_protocol::control::CurveGrid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use vm::{DEAD_FOR, KnownVm};
 
@@ -56,6 +56,8 @@ pub struct Planner {
     vms: BTreeMap<String, KnownVm>,
     /// Sizes by the record of a former daemon.
     recorded: BTreeMap<String, u64>,
+    /// VMs that a former daemon saw dead for too long, until the VMs have been read.
+    former_dead: BTreeSet<String>,
     /// When all VMs that count were there last, by this daemon or a former one, in seconds since 1970; 0 if nobody says. Those that this
     /// daemon has seen go were there.
     read_s: u64,
@@ -114,6 +116,7 @@ impl Planner {
             settings,
             vms: BTreeMap::new(),
             recorded: record.sizes,
+            former_dead: record.dead,
             read_s: record.read_s,
             inherited: record.intent.filter(|_| settings.applies),
             intent: None,
@@ -207,6 +210,9 @@ impl Planner {
         for (name, bytes) in &self.recorded {
             self.vms.insert(name.clone(), KnownVm::new(at.now, Some(*bytes)));
         }
+        for name in std::mem::take(&mut self.former_dead) {
+            self.vms.entry(name).or_insert_with(|| KnownVm::new(at.now, None)).was_dead = true;
+        }
     }
 
     /// Forgets a VM that has been gone for too long. What its guest lent is no longer divided: the next plan takes it back from caches.
@@ -288,6 +294,7 @@ impl Planner {
         let size =
             |(name, vm): (&String, &KnownVm)| Some((name.clone(), vm.reading.as_ref().map(|_| vm.counted(memory))?));
         let known = self.vms.iter().filter_map(size);
+        let dead = self.vms.iter().filter(|(_, vm)| vm.is_gone(self.guests_looked_at));
         let recorded =
             self.recorded.iter().filter(|(name, _)| self.vms.get(*name).is_some_and(|vm| vm.reading.is_none()));
         Record {
@@ -296,6 +303,7 @@ impl Planner {
             read_s: self.read_s,
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
+            dead: dead.map(|(name, _)| name.clone()).collect(),
             guests: self.guest_records(),
             round: self.round,
             reliefs: self.reliefs.clone(),

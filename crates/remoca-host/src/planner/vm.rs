@@ -38,6 +38,8 @@ pub(super) struct KnownVm {
     /// Why it does not answer now.
     pub(super) silent: Option<String>,
     dead_since: Option<Duration>,
+    /// Whether a former daemon saw it dead for too long. It says nothing once somebody has its socket again.
+    pub(super) was_dead: bool,
     /// When its size was changed last.
     pub(super) changed_at: Option<Duration>,
     /// Size that it may still get by a command whose answer did not come, and when it answered again.
@@ -63,6 +65,7 @@ impl KnownVm {
             reads_per_s: None,
             silent: Some("it has not answered yet".into()),
             dead_since: None,
+            was_dead: false,
             changed_at: None,
             unanswered: None,
             recorded,
@@ -80,13 +83,13 @@ impl KnownVm {
         match answer {
             Answer::Read(reading) => {
                 self.silent = None;
-                self.dead_since = None;
+                (self.dead_since, self.was_dead) = (None, false);
                 self.settle(now, reading.wanted);
                 self.read(now, *reading)
             }
             Answer::Silent(why) => {
                 self.silent = Some(why);
-                self.dead_since = None;
+                (self.dead_since, self.was_dead) = (None, false);
                 false
             }
             Answer::Dead => {
@@ -199,11 +202,15 @@ impl KnownVm {
         self.limits.unwrap_or_default()
     }
 
+    /// Returns whether it has been dead for too long to have any memory.
+    pub(super) fn is_gone(&self, now: Duration) -> bool {
+        self.dead_since.is_some_and(|since| self.was_dead || now.saturating_sub(since) >= DEAD_FOR)
+    }
+
     /// Returns whether it has no part in the division: it has nothing and gets nothing, or has been dead for too long.
     pub(super) fn is_absent(&self, now: Duration) -> bool {
-        let is_gone = self.dead_since.is_some_and(|since| now.saturating_sub(since) >= DEAD_FOR);
         let is_off = self.reading.as_ref().is_some_and(|reading| reading.fixed.is_some() && reading.counted() == 0);
-        is_gone || (is_off && self.silent.is_none())
+        self.is_gone(now) || (is_off && self.silent.is_none())
     }
 
     /// Returns the reason why the VM keeps what it has, and whether it also cannot be changed at all; `None` if it is free. If it `is_urgent`
@@ -344,6 +351,27 @@ mod tests {
         assert!(vm.is_dead() && !vm.is_absent(at(69)) && vm.is_absent(at(70)));
         answer(&mut vm, 71, |_| {});
         assert!(!vm.is_dead() && !vm.is_absent(at(1000)));
+    }
+
+    #[test]
+    fn one_that_a_former_daemon_saw_dead_for_a_minute_has_no_part_until_somebody_has_its_socket() {
+        let at = Duration::from_secs;
+        for comes_back in [
+            |vm: &mut KnownVm| answer(vm, 2, |_| {}),
+            |vm: &mut KnownVm| {
+                vm.hear(Duration::from_secs(2), Answer::Silent("it hangs".into()));
+            },
+        ] {
+            let mut vm = KnownVm::new(Duration::ZERO, Some(5));
+            vm.was_dead = true;
+            assert!(!vm.is_absent(at(0)), "it was not asked yet");
+            vm.hear(at(1), Answer::Dead);
+            assert!(vm.is_absent(at(1)));
+            comes_back(&mut vm);
+            assert!(!vm.is_absent(at(2)));
+            vm.hear(at(3), Answer::Dead);
+            assert!(!vm.is_absent(at(62)) && vm.is_absent(at(63)));
+        }
     }
 
     #[test]

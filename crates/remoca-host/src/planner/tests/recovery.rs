@@ -383,6 +383,21 @@ fn a_vm_that_dies_with_the_daemon_has_what_it_was_given_last() {
     assert_eq!(has(&world), 133 * UNIT, "by the record");
 }
 
+/// Its socket is still there.
+#[test]
+fn a_vm_that_was_killed_long_ago_costs_nobody_anything_when_the_next_daemon_comes() {
+    let dies = Process::new(Shape::Flat(50), Nature::Dies(2), 100);
+    let mut world = World::new(vec![Process::new(Shape::Smooth(60), Nature::Honest, 100), dies]);
+    world.run(20, |world| assert!(world.held() <= TOTAL, "{:?}", world.steps));
+    let has = world.processes["vm0"].wanted;
+    assert!(has > 100, "it has what the other one had: {has}");
+    // The second one has not seen it die.
+    for _ in 0..2 {
+        world.replace_daemon(Duration::from_secs(1));
+        world.run(3, |world| assert_eq!(world.processes["vm0"].wanted, has, "{:?}", world.steps));
+    }
+}
+
 #[test]
 fn a_vm_that_comes_back_does_not_have_what_it_had_long_ago() {
     let mut world = World::new(two());
