@@ -48,7 +48,7 @@ impl Plan {
         for (at, vm) in subjects.iter().enumerate() {
             // Nobody tells them to give anything then, so no other one may count on that.
             if is_over && vm.curve().is_some() && vm.has <= baseline[at] {
-                (floors[at], held[at]) = (vm.has, Some(Why::Spared));
+                (floors[at], held[at]) = (vm.covering(memory.unit_bytes), Some(Why::Spared));
             }
         }
         let mut targets: Vec<usize> = subjects.iter().zip(&floors).map(|(vm, floor)| vm.apart(*floor)).collect();

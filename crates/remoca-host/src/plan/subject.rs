@@ -48,7 +48,7 @@ impl Memory {
 #[derive(Clone, Debug)]
 pub struct Subject<'c> {
     pub has_bytes: u64,
-    /// The same in units, rounded up.
+    /// The same in units, rounded up; rounded down if that is less than its minimum.
     pub has: usize,
     pub least: usize,
     pub most: usize,
@@ -138,9 +138,16 @@ impl Subject<'_> {
         if self.curve().is_some() { floor } else { self.has }
     }
 
-    /// Returns the whole units that it has; one if it has less.
+    /// Returns the units that hold all that it has.
+    pub(super) fn covering(&self, unit_bytes: u64) -> usize {
+        usize::try_from(self.has_bytes.div_ceil(unit_bytes)).unwrap_or(usize::MAX)
+    }
+
+    /// Returns the whole units that it has; one if it has less. One that lacks a part of a unit to its minimum has that as well.
     pub(super) fn whole(&self, unit_bytes: u64) -> usize {
-        Memory { total_bytes: self.has_bytes, unit_bytes }.units().max(1).min(self.has)
+        let covering = self.covering(unit_bytes);
+        let whole = Memory { total_bytes: self.has_bytes, unit_bytes }.units().max(1).min(self.has);
+        if self.has < covering { covering } else { whole }
     }
 
     /// Returns the most units that its guest can fill soon.

@@ -270,9 +270,14 @@ impl KnownVm {
         let maximum = limits.maximum_bytes.map_or(memory.total_bytes, |most| most.saturating_add(lent_bytes));
         let maximum = maximum.min(memory.total_bytes);
         let has_bytes = self.counted(memory);
+        // Rounded up, it would seem to have a minimum of which it lacks a part of a unit.
+        let has = match has_bytes < limits.minimum_bytes {
+            true => has_bytes / memory.unit_bytes,
+            false => has_bytes.div_ceil(memory.unit_bytes),
+        };
         Subject {
             has_bytes,
-            has: units(has_bytes.div_ceil(memory.unit_bytes)),
+            has: units(has),
             least,
             most: units(maximum / memory.unit_bytes).max(least),
             own: units(lent_bytes / memory.unit_bytes),
@@ -351,6 +356,18 @@ mod tests {
         assert!(vm.is_dead() && !vm.is_absent(at(69)) && vm.is_absent(at(70)));
         answer(&mut vm, 71, |_| {});
         assert!(!vm.is_dead() && !vm.is_absent(at(1000)));
+    }
+
+    #[test]
+    fn one_that_lacks_a_part_of_a_unit_to_its_minimum_is_owed_that() {
+        let memory = Memory { total_bytes: 100, unit_bytes: 10 };
+        let mut vm = KnownVm::new(Duration::ZERO, Some(25));
+        // The units that it has, and that it must have.
+        for (minimum_bytes, expected) in [(0, (3, 1)), (25, (3, 3)), (26, (2, 3)), (30, (2, 3)), (31, (2, 4))] {
+            vm.hear_limits(Ok(Limits { minimum_bytes, ..Limits::default() }));
+            let subject = vm.subject(memory, 0, None);
+            assert_eq!((subject.has, subject.least), expected, "{minimum_bytes}");
+        }
     }
 
     #[test]

@@ -315,6 +315,31 @@ fn what_others_have_too_much_comes_back_although_one_cannot_be_changed() {
     assert_eq!(targets(&[never(), other(40), other(30)]), Ok(vec![60, 20, 20]));
 }
 
+/// Whether all have half a unit more than the total, or just that.
+#[test]
+fn a_part_of_a_unit_that_a_vm_lacks_to_its_minimum_is_given_by_another_one() {
+    let memory = Memory { total_bytes: 10 * UNIT, unit_bytes: UNIT };
+    let [lacks, gives] = [Shape::Flat(50), Shape::Smooth(5)].map(|shape| shape.curve(0));
+    let subject = |has_bytes: u64, has: usize, least: usize, curve| Subject {
+        has_bytes,
+        has,
+        least,
+        most: 10,
+        own: 0,
+        weight: 1.,
+        bound: 0.25,
+        reads_per_s: Some(1000.),
+        standing: Standing::Free(curve),
+        is_known: true,
+    };
+    for of_other in [8 * UNIT, 15 * UNIT / 2] {
+        let subjects = [subject(5 * UNIT / 2, 2, 3, &lacks), subject(of_other, 8, 1, &gives)];
+        let plan = Plan::new(&subjects, memory, Policy::Optimal).unwrap();
+        let targets: Vec<usize> = plan.rows.iter().map(|row| row.target).collect();
+        assert_eq!(targets, [3, 7], "{of_other}: {plan:?}");
+    }
+}
+
 #[test]
 fn a_vm_gets_no_more_than_its_guest_fills_in_ten_minutes() {
     let memory = Memory { total_bytes: TOTAL * UNIT, unit_bytes: UNIT };
