@@ -263,13 +263,15 @@ impl KnownVm {
     pub(super) fn subject(&self, memory: Memory, lent_bytes: u64, bond: Option<&(String, bool)>) -> Subject<'_> {
         let limits = self.limits();
         let units = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        // A size of 0 cannot be set. A minimum of more than all there is cannot be had, however much it is.
-        let beyond = memory.units().saturating_add(1);
-        let least = units(limits.minimum_bytes.div_ceil(memory.unit_bytes)).clamp(1, beyond);
         // What the guest lends goes back to it, so it is beside the maximum.
         let maximum = limits.maximum_bytes.map_or(memory.total_bytes, |most| most.saturating_add(lent_bytes));
         let maximum = maximum.min(memory.total_bytes);
         let has_bytes = self.counted(memory);
+        // A size of 0 cannot be set, only kept. A minimum of more than all there is cannot be had, however much it is.
+        let keeps_none = has_bytes == 0 && limits.minimum_bytes == 0 && maximum < memory.unit_bytes;
+        let beyond = memory.units().saturating_add(1);
+        let least = units(limits.minimum_bytes.div_ceil(memory.unit_bytes));
+        let least = least.clamp(usize::from(!keeps_none), beyond);
         // Rounded up, it would seem to have a minimum of which it lacks a part of a unit.
         let has = match has_bytes < limits.minimum_bytes {
             true => has_bytes / memory.unit_bytes,

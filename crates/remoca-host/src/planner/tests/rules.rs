@@ -95,6 +95,17 @@ fn a_minimum_is_owed_and_a_maximum_kept() {
 }
 
 #[test]
+fn a_vm_that_has_nothing_and_may_have_less_than_a_unit_gets_nothing() {
+    for (maximum_bytes, gets) in [(0, 0), (UNIT - 1, 0), (UNIT, 1)] {
+        let mut none = honest(Shape::Smooth(20), 0);
+        none.limits.maximum_bytes = Some(maximum_bytes);
+        let mut world = World::new(vec![none, honest(Shape::Flat(50), 100)]);
+        world.run(10, |_| {});
+        assert_eq!(sizes(&world)[0], gets, "{maximum_bytes}: {:?}", world.planner.report(world.at).vms);
+    }
+}
+
+#[test]
 fn too_much_memory_is_taken_back_first() {
     let mut world = World::new((0..4).map(|_| honest(Shape::Smooth(30), 100)).collect());
     assert_eq!(world.held(), 2 * TOTAL);
