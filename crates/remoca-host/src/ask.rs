@@ -312,7 +312,11 @@ fn silence(answer: io::Result<Reply>) -> Answer {
 /// Gives the VM a size.
 fn set((name, socket): Place<'_>, resource: Resource, bytes: u64, patience: Duration) -> Outcome {
     match call(socket, resource.command(bytes), patience) {
-        Ok(Reply::Status(status)) => Outcome::Answered(read(name, resource, &status, None)),
+        Ok(Reply::Status(status)) => match read(name, resource, &status, None) {
+            // It may have taken the size all the same.
+            Answer::Silent(why) => Outcome::Unknown(why),
+            answer => Outcome::Answered(answer),
+        },
         Ok(Reply::Error { error }) => Outcome::Refused(error),
         Ok(Reply::Curve(_)) => Outcome::Unknown("it answers with something else than its status".into()),
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {

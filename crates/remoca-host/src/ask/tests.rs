@@ -52,6 +52,16 @@ fn long_words_of_a_process_are_cut() {
 }
 
 #[test]
+fn one_whose_answer_to_a_size_is_not_believed_may_have_taken_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, listener) = listen(folder.path(), "a");
+    let server = thread::spawn(move || say(hear(&listener), "b"));
+    let outcome = set(("a", &socket), Resource::Cache, 1, LONG);
+    server.join().unwrap();
+    assert!(matches!(&outcome, Outcome::Unknown(why) if why.contains("says that it is b")), "{outcome:?}");
+}
+
+#[test]
 fn one_that_hangs_is_waited_for_once_and_heard_again_when_it_answers() {
     let folder = tempfile::tempdir().unwrap();
     let (hangs, hung) = listen(folder.path(), "hangs");
