@@ -224,7 +224,8 @@ impl Planner {
             self.log
                 .note(at.unix_s, format!("{name} is gone, and the {lent} that its guest lent are no longer divided"));
         }
-        if let Some(sizes) = guest.and_then(|guest| guest.sizes) {
+        // One that lacks nothing begins anew when it comes back.
+        if let Some(sizes) = guest.and_then(|guest| guest.sizes).filter(GuestRecord::lacks) {
             self.guests_recorded.insert(name.into(), GuestRecord { gone_s: at.unix_s, ..sizes });
         }
         self.vms.remove(name);

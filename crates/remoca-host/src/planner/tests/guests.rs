@@ -341,6 +341,23 @@ fn a_guest_that_was_started_again_lends_again() {
     assert!(lends(&world), "{:#?}", world.planner.record());
 }
 
+/// Its VM was made anew, say.
+#[test]
+fn a_guest_that_lent_nothing_and_comes_back_with_another_size_begins_anew() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.guest("vm1").mute_from = 0;
+    world.run(1, |_| {});
+    let process = world.processes.remove("vm1").unwrap();
+    world.run(12, |_| {});
+    world.processes.insert("vm1".into(), process);
+    // It has not touched all of that.
+    world.add_guest("vm1", Guest::new(Manner::Fresh(HOME), 2 * HOME));
+    world.guest("vm1").mute_from = 0;
+    world.run(1, |_| {});
+    let home = world.planner.guests["vm1"].sizes.map(|sizes| sizes.home_bytes);
+    assert_eq!(home, Some(2 * HOME * UNIT));
+}
+
 #[test]
 fn guests_that_lend_are_looked_at_right_before_all_vms() {
     let mut world = two(190, [Manner::Honest; 2]);
