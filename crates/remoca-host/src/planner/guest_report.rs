@@ -81,6 +81,10 @@ fn lender_text(now: Duration, guest: &KnownGuest, limits: &Limits) -> String {
     let could_lend = guest.could_lend(limits);
     let text = match could_lend {
         _ if guest.taken() > 0 => "it lends memory".to_owned(),
+        0 if guest.is_enlarged() => {
+            "it was given more memory than it had at first, and lends some when the host has seen all of that in it"
+                .into()
+        }
         0 => "it has too little above its minimum (guest-minimum)".into(),
         bytes => format!("it could lend {}", show_size(bytes)),
     };

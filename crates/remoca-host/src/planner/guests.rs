@@ -354,7 +354,12 @@ impl KnownGuest {
     /// Returns what it could lend.
     pub(super) fn could_lend(&self, limits: &Limits) -> u64 {
         let most = self.actual().saturating_sub(self.visible(limits));
-        if self.held().is_some() { 0 } else { most }
+        if self.held().is_some() || self.is_enlarged() { 0 } else { most }
+    }
+
+    /// Returns whether somebody else gave it more, and the host has not seen that in it: it would count as nothing, and not be given back.
+    pub(super) fn is_enlarged(&self) -> bool {
+        self.actual() > self.sizes.map_or(0, |sizes| sizes.home_bytes)
     }
 
     /// Returns the most that it could lend in its next step.
@@ -369,11 +374,6 @@ impl KnownGuest {
             return None;
         }
         let memory = self.memory.as_ref()?;
-        let sizes = self.sizes?;
-        if memory.actual_bytes > sizes.home_bytes {
-            // Somebody else gave it more, and the host has not seen that in it: it would count as nothing, and not be given back.
-            return None;
-        }
         let step = self.step_max(limits, unit) / unit * unit;
         // It is never helped if it does not tell.
         let is_short = memory.available_bytes.is_none_or(|available| available < available_min(memory) + step);

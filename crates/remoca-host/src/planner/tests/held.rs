@@ -25,6 +25,23 @@ fn a_guest_that_does_not_tell_of_its_memory_lends_nothing_and_the_report_says_wh
 }
 
 #[test]
+fn a_guest_that_was_given_more_than_the_host_has_seen_in_it_could_lend_nothing_and_says_why() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    world.settings.applies = false;
+    world.replace_daemon(Duration::ZERO);
+    world.process("vm1").limits.guest_minimum_bytes = Some(HOME / 2 * UNIT);
+    world.guest("vm1").boot = 2 * HOME * UNIT;
+    world.run(1, |_| {});
+    assert!(shown(&world).could_lend_bytes > 0, "{:?}", shown(&world));
+    let guest = world.guest("vm1");
+    (guest.manner, guest.target, guest.actual) = (Manner::Fresh(HOME), 2 * HOME * UNIT, 2 * HOME * UNIT);
+    world.run(1, |_| {});
+    let guest = shown(&world);
+    assert_eq!((guest.state.as_str(), guest.could_lend_bytes), ("usable", 0));
+    assert!(guest.why.contains("more memory than it had at first"), "{}", guest.why);
+}
+
+#[test]
 fn no_step_follows_once_a_guest_falls_silent_or_may_not_be_taken_from() {
     for falls in [|guest: &mut Guest| guest.mute_from = 0, |guest: &mut Guest| guest.held_from = 0] {
         let mut world = two(170, [Manner::Honest; 2]);
