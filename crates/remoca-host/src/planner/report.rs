@@ -51,7 +51,9 @@ impl Planner {
             (None, Some(change), _) => format!("gives memory to {}", change.vm),
             (None, None, Err(why)) => format!("nothing is changed: {why}"),
             (None, None, Ok(_)) if self.log.has_proposal() => "would change sizes; --apply does".into(),
-            (None, None, Ok((_, plan))) if plan.rows.iter().all(|row| matches!(row.why, Why::Best | Why::Apart)) => {
+            (None, None, Ok((_, plan)))
+                if counted <= total && plan.rows.iter().all(|row| matches!(row.why, Why::Best | Why::Apart)) =>
+            {
                 "all sizes are as they should be".into()
             }
             (None, None, Ok(_)) => "nothing is changed now".into(),
