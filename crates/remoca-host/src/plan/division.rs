@@ -31,7 +31,9 @@ pub(super) fn baseline(subjects: &[Subject<'_>], total: usize) -> Result<Vec<usi
 fn explain(invalid: Invalid) -> String {
     match invalid {
         Invalid::NoVms => "there is no VM".into(),
-        Invalid::TotalTooSmall => "the total is less than the minimums of all VMs".into(),
+        Invalid::TotalTooSmall => {
+            "the total is less than all VMs must have: their minimums in whole units, and one unit at least".into()
+        }
         Invalid::Curve(_) | Invalid::Range(_) | Invalid::Weight(_) | Invalid::Bound(_) => {
             "a VM has limits that exclude each other".into()
         }

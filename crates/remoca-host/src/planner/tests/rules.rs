@@ -415,7 +415,8 @@ fn what_is_beyond_the_minimums_comes_back_although_these_are_more_than_the_total
     // Nobody has too much, or nobody knows it.
     for (sizes, is_known) in [([(40, 40), (25, 25)], true), ([(30, 40), (30, 25)], true), ([(50, 40), (30, 25)], false)]
     {
-        assert_eq!(targets(sizes, is_known), Err("the total is less than the minimums of all VMs".into()));
+        let why = "the total is less than all VMs must have: their minimums in whole units, and one unit at least";
+        assert_eq!(targets(sizes, is_known), Err(why.into()));
     }
     // A mistake in one file costs the others nothing.
     assert!(targets([(50, 61), (30, 1)], true).is_err());
