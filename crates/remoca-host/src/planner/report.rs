@@ -102,10 +102,10 @@ impl Planner {
     /// Returns the reason for the target of a VM.
     pub(super) fn why(&self, now: Duration, name: &str, row: &Row) -> String {
         let fall = row.ratios.map_or_else(String::new, |(ratio, then, _)| format!(", {}", change_text(ratio, then)));
-        let bond =
-            || self.vms.get(name).and_then(|vm| self.bond(now, name, vm)).map(|(why, _)| why).unwrap_or_default();
+        let bond = || self.vms.get(name).and_then(|vm| self.bond(now, name, vm)).map(|(why, _)| why);
         match row.why {
-            Why::Apart => bond(),
+            // What kept it may have ended since that plan.
+            Why::Apart => bond().unwrap_or_else(|| "it keeps what it has until the next plan".into()),
             Why::Best => "it has the best size".into(),
             Why::Gains => format!("it gains{fall}"),
             Why::Gives => format!("others gain more than it loses{fall}"),

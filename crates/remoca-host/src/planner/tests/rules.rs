@@ -4,7 +4,7 @@ use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
 use crate::curve::Curve;
 use crate::limits::Limits;
 use crate::plan::{Memory, Plan, Policy, Standing, Subject, Why};
-use crate::planner::Settings;
+use crate::planner::{Moment, Settings};
 use crate::testing::curve_status;
 use remoca_protocol::control::{CurveGrid, CurvePoint, CurveStatus};
 use remoca_protocol::host::HostVm;
@@ -37,6 +37,17 @@ fn memory_moves_over_a_cliff_to_the_vm_that_gains_and_then_stays() {
     assert_eq!(report.decisions.len(), 2);
     assert!(report.decisions[1].why.starts_with("it gains, misses 100.0 % -> 5.0 %"), "{:?}", report.decisions[1]);
     assert_eq!(report.state, "all sizes are as they should be");
+}
+
+#[test]
+fn a_vm_that_was_changed_says_so_and_that_it_waits_for_the_next_plan_when_its_window_is_over() {
+    let mut world = World::new(vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 100)]);
+    world.run(3, |_| {});
+    for (passed_s, expected) in [(0, "it was changed"), (60, "it keeps what it has until the next plan")] {
+        let at = Moment { now: world.at.now + Duration::from_secs(passed_s), ..world.at };
+        let why = vm(&world.planner.report(at).vms, "vm0").why.clone();
+        assert!(why.starts_with(expected), "{why}");
+    }
 }
 
 #[test]
