@@ -247,6 +247,19 @@ impl Driver {
                 client.answer(reply);
             }
         }
+        self.fill_index();
         self.vm.fit_index(self.migration.is_idle());
+    }
+
+    /// Gives the cache its size if only the index that came from another process had no room for it, and has it now.
+    fn fill_index(&mut self) {
+        let vm = &mut self.vm;
+        let (sizes, status) = (vm.size.tiers(), vm.engine.status());
+        let is_cut = status.wanted < sizes.cache || status.local_wanted < sizes.local;
+        if status.enabled && is_cut && sizes.sum() <= vm.engine.index().slot_limit() {
+            vm.resize(sizes);
+            vm.execute();
+            vm.tell_servers(Leaving::Drained);
+        }
     }
 }

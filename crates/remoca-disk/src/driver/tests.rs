@@ -235,6 +235,13 @@ fn parts(pages: usize, disks: Vec<Disk>, config: EngineConfig) -> Parts {
     }
 }
 
+/// A driver that waits for its disk.
+pub(super) fn waiting(config: EngineConfig) -> Driver {
+    let peers = Box::new(crate::migration::HostPeers);
+    let migration = Migration::new(peers, None, None, None, config, true, true).unwrap();
+    begin(Parts { migration, ..parts(8, vec![disk(&Submitted::default())], config) })
+}
+
 /// A driver of these parts, with a session if it has its disks.
 fn begin(parts: Parts) -> Driver {
     let cache = parts.sizes.cache;

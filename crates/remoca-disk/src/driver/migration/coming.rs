@@ -238,6 +238,9 @@ impl Migration {
             vm.keep_in(state, &former, &self.config);
             vm.curves.keep_beside(vm.warmth.path());
         }
+        if is_warm {
+            self.aim_at_cache(vm);
+        }
         vm.tell_servers(Leaving::AtOnce);
         self.owes_mark = self.lock_reaches && !vm.guests.is_running();
         if !self.owes_mark {
@@ -251,6 +254,15 @@ impl Migration {
             false => "",
         };
         self.tell(format!("has the disks, {how}, after {} ms{caution}", pause.as_millis()));
+    }
+
+    /// Makes the index that came grow while the guest runs, if it has no room for the cache: its process had a smaller local tier, or no
+    /// cache. The cache gets its size then.
+    fn aim_at_cache(&self, vm: &mut Vm) {
+        let wanted = TierSizes { cache: self.config.cache, local: self.config.local }.sum();
+        if wanted > vm.engine.index().slot_limit() {
+            vm.size.aim_at(wanted);
+        }
     }
 
     fn resume(&mut self, received: Receipt, disks: &[Disk]) -> Option<Served> {
@@ -389,6 +401,46 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::tests::{config, waiting};
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    /// Its process had no memory servers.
+    #[test]
+    fn an_index_that_comes_gets_room_for_the_cache_here() {
+        let here = EngineConfig { local: PageCount(64), ..config(1) };
+        let there = EngineConfig { cache: PageCount(0), ..config(1) };
+        let mut engine = DiskEngine::new(&there, IndexMemory::new(layout(&there).words()).unwrap());
+        engine.close();
+        let words = engine.index().words();
+        let header = StateHeader {
+            key: there.key,
+            seed: there.seed,
+            words: words.len() as u64,
+            cache_pages: 0,
+            enabled: false,
+            servers: Vec::new(),
+            numbers: vec![0],
+            stamps: vec![None],
+            failed_flushes: vec![None],
+            write_caches: vec![true],
+        };
+        let room = |words| Some(IndexRoom { words: IndexMemory::new(words).ok()?, state: None });
+        let mut received = Receipt::begin(header, u64::MAX, room);
+        received.take(&words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>()).unwrap();
+        let mut driver = waiting(here);
+        driver.migration.received = Some(received);
+        driver.migration.serve_disks(&mut driver.vm, true);
+        assert!(driver.vm.warmth.cold_reason().is_none(), "it was used");
+        driver.vm.fit_index(true);
+        let wake = PollFd::from_borrowed_fd(driver.vm.size.wake_fd(), PollFlags::IN);
+        poll(&mut [wake], None).unwrap();
+        let Vm { size, engine, guests, .. } = &mut driver.vm;
+        assert!(size.take_region(true, engine, guests) && size.has_region());
+        while !driver.vm.move_index() {}
+        driver.go_on_with_size();
+        let status = driver.vm.engine.status();
+        assert_eq!((status.wanted, status.local_wanted), (PageCount(8), PageCount(64)));
+    }
 
     #[test]
     fn a_lock_that_reaches_on_one_side_only_does_not_fit() {
