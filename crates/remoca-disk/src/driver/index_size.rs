@@ -97,8 +97,10 @@ struct Plan {
 
 impl Plan {
     fn new(layout: Layout, grows: bool, engine: &Engine, warmth: &Warmth) -> Self {
-        let path = warmth.path().map(Into::into);
-        Self { layout, maker: engine.index_maker(), path, grows }
+        let (path, index) = (warmth.path().map(Into::into), engine.index());
+        // Without the state file a successor would not know of it.
+        let has_failed = index.disks().any(|disk| index.flush_failed(disk).is_some());
+        Self { layout, maker: engine.index_maker(), path, grows: grows && !has_failed }
     }
 
     fn make(self) -> io::Result<Region> {

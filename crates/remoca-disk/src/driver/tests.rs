@@ -608,3 +608,25 @@ fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
     assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
     assert!(!driver.vm.warmth.is_kept() && !path.exists());
 }
+
+/// The kernel reports it once, and a successor would not know of it.
+#[test]
+fn an_index_does_not_leave_the_state_file_that_says_that_a_flush_has_failed() {
+    let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
+    let path = folder.path().join("state");
+    let started = StateFile::start(&path, &engine, Before::Another).unwrap();
+    let parts = parts(8, vec![disk(&Submitted::default())], engine);
+    let mut driver = begin(Parts { engine: started.engine, state: started.state, ..parts });
+    // There is no room for a larger one beside it.
+    let _made = StateFile::create(&path, engine.disks, layout(&engine).words()).unwrap();
+    for (errno, slots) in [(Some(5), 8), (None, 1 << 16)] {
+        driver.vm.engine.set_failed_flush(DiskIndex(0), errno);
+        driver.vm.size.try_again();
+        driver.vm.size.aim_at(PageCount(1 << 16));
+        driver.vm.fit_index(true);
+        driver.take_index();
+        driver.end_move();
+        assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(slots));
+        assert_eq!(driver.vm.warmth.is_kept(), errno.is_some());
+    }
+}
