@@ -262,8 +262,8 @@ impl Frontend {
         }
     }
 
-    /// Returns whether the next requests may repeat requests that an earlier process had in flight. Always true for
-    /// NBD, because its clients do not tell.
+    /// Returns whether the next requests may repeat requests that an earlier process had in flight, or precede them: a guest that
+    /// begins anew knows nothing of them. Always true for NBD, because its clients do not tell.
     pub fn may_repeat(&self) -> bool {
         match self {
             Self::Vhost(device) => device.repeats(),

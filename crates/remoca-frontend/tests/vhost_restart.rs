@@ -472,6 +472,31 @@ fn what_a_queue_repeats_before_it_stops_counts_as_begun() {
     assert_eq!(guest.outstanding(), 1);
 }
 
+/// What a server still has of the back end before could land on what such a guest writes.
+#[test]
+fn a_guest_that_begins_anew_does_not_tell_what_was_in_flight() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let mut guest = TestGuest::new(options());
+    let first = Backend::spawn_with(config(), &socket, disk(), holding());
+    guest.connect(&socket).unwrap();
+    submit_writes(&mut guest, 0, 0, 3, 1);
+    wait_held(&first, 3);
+    drop(first);
+    guest.reset();
+    for tells in [false, true] {
+        let mut device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
+        let their_socket = socket.clone();
+        let connecting = std::thread::spawn(move || {
+            guest.connect(&their_socket).unwrap();
+            guest
+        });
+        turn_until(&mut device, "the guest", |_| connecting.is_finished());
+        guest = connecting.join().unwrap();
+        assert_eq!(device.repeats(), !tells);
+    }
+}
+
 /// The control thread waits for the end of the pause. Nobody else ends it.
 #[test]
 fn a_device_ends_within_a_pause() {

@@ -24,8 +24,8 @@ pub struct Disk {
     pub open: Opener,
     /// Whether the whole disk is treated as a swap area, whatever it holds.
     pub swap: bool,
-    /// Until this time no request of an earlier process is repeated, because requests that it sent to an NBD server may
-    /// still be on their way.
+    /// Until this time no request of an earlier process is repeated, and none accepted of a guest that tells nothing of them,
+    /// because requests that it sent to an NBD server may still be on their way.
     pub settles_at: Option<Instant>,
     /// Whether the image and the state file have stayed open and locked since a previous program of this process had
     /// them. If so, no other process can have changed the image.

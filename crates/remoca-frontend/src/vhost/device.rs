@@ -368,7 +368,8 @@ impl VhostDevice {
         self.queues.get(usize::from(queue)).map_or(0, Queue::in_flight)
     }
 
-    /// Returns whether the next requests repeat requests that an earlier process had in flight.
+    /// Returns whether the next requests repeat requests that an earlier process had in flight, or nothing tells whether it had any:
+    /// the guest begins anew, or its front end keeps no record.
     pub fn repeats(&self) -> bool {
         self.queues.iter().any(Queue::repeats)
     }

@@ -181,6 +181,11 @@ impl InflightQueue {
         (index < region.queues).then_some(InflightQueue { region, base, size, counter: 0 })
     }
 
+    /// Returns whether no back end has used the record yet.
+    pub fn is_unused(&self) -> bool {
+        self.version().load(Ordering::Relaxed) == 0
+    }
+
     /// Prepares the record for a ring of `ring_size` entries whose used index is `used`. Returns the heads that are in
     /// flight, in the order of their arrival.
     pub fn recover(&mut self, used: u16, ring_size: u16) -> Result<Vec<u16>, InflightError> {
@@ -191,7 +196,7 @@ impl InflightQueue {
         let version = self.version().load(Ordering::Relaxed);
         let descriptors = self.descriptor_count().load(Ordering::Relaxed);
         let features = self.region.at::<AtomicU64>(self.base).load(Ordering::Relaxed);
-        if version == 0 {
+        if self.is_unused() {
             self.set(self.descriptor_count(), self.size, Ordering::Relaxed);
             self.set(self.used_index(), used, Ordering::Relaxed);
             self.set(self.version(), VERSION, Ordering::Release);

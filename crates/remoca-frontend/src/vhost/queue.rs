@@ -80,6 +80,8 @@ pub(crate) struct Queue {
     in_flight: u16,
     resubmit: VecDeque<u16>,
     record: Option<InflightQueue>,
+    /// Whether the ring started without a record that was used before, which would tell what an earlier process had in flight.
+    begins_anew: bool,
     /// Heads completed and not yet published.
     batch: Vec<u16>,
     call: Option<Arc<OwnedFd>>,
@@ -104,6 +106,7 @@ impl Queue {
             in_flight: 0,
             resubmit: VecDeque::new(),
             record: None,
+            begins_anew: false,
             batch: Vec::new(),
             call: None,
             error: None,
@@ -120,6 +123,7 @@ impl Queue {
         ring.set_kicks_wanted(true).map_err(|_| StartError::Ring)?;
         self.is_watched = false;
         let mut record = start.record;
+        self.begins_anew = record.as_ref().is_none_or(InflightQueue::is_unused);
         self.resubmit.clear();
         self.next_available = start.base;
         if let Some(record) = &mut record {
@@ -212,9 +216,10 @@ impl Queue {
         *self = Queue::new(self.index, self.log.clone());
     }
 
-    /// Returns whether a request that an earlier process had in flight is still to be resubmitted.
+    /// Returns whether a request that an earlier process had in flight is still to be resubmitted, or nothing tells whether it had
+    /// any.
     pub fn repeats(&self) -> bool {
-        !self.resubmit.is_empty()
+        !self.resubmit.is_empty() || self.is_running() && self.begins_anew
     }
 
     pub fn in_flight(&self) -> u16 {
