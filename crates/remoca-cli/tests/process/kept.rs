@@ -131,6 +131,25 @@ fn a_guest_stays_connected_over_a_restart_and_a_kill_after_an_upgrade() {
     go_on(machine);
 }
 
+/// Upgrades to a program that can be described, and is gone when it is to start.
+#[track_caller]
+fn upgrade_in_vain(machine: &Machine) {
+    let text = format!("#!/bin/sh\n{} \"$@\" && rm $0\n", binary().display());
+    let program = upgrade::script(machine.folder.path(), "vanishes", &text);
+    let (is_done, said) = upgrade::end(upgrade::begin(&machine.control(), Some(&program)));
+    assert!(!is_done && said.contains("new program cannot be started"), "{said}");
+}
+
+/// Kills the process and starts another one, and expects that the guest stays connected.
+#[track_caller]
+fn expect_no_reconnect_after_a_kill(mut machine: Machine) {
+    machine.program.kill();
+    machine.respawn();
+    machine.run(5);
+    assert_eq!(machine.reconnects, 0, "{}", machine.program.log());
+    go_on(machine);
+}
+
 /// The program that was to take over has the connections, and does not start. The guest says nothing meanwhile.
 #[test]
 fn an_upgrade_that_fails_at_the_last_step_keeps_the_connections() {
@@ -139,38 +158,24 @@ fn an_upgrade_that_fails_at_the_last_step_keeps_the_connections() {
     wait_until_kept(&machine);
     machine.run(5);
     let count = manager.names().len();
-    let text = format!("#!/bin/sh\n{} \"$@\" && rm $0\n", binary().display());
-    let program = upgrade::script(machine.folder.path(), "vanishes", &text);
-    let (is_done, said) = upgrade::end(upgrade::begin(&machine.control(), Some(&program)));
-    assert!(!is_done && said.contains("new program cannot be started"), "{said}");
+    upgrade_in_vain(&machine);
     wait_until("the connections are kept again", || manager.names().len() == count);
     wait_until_kept(&machine);
-    machine.program.kill();
-    machine.respawn();
-    machine.run(5);
-    assert_eq!(machine.reconnects, 0);
-    go_on(machine);
+    expect_no_reconnect_after_a_kill(machine);
 }
 
 /// The store was emptied for a program that did not start, and the manager hangs.
 #[test]
 fn after_an_upgrade_that_failed_a_connection_is_not_said_to_be_kept_before_it_is() {
     let folder = tempfile::tempdir().unwrap();
-    let (_server, manager, mut machine) = machine(without_hurry(folder.path()));
+    let (_server, manager, machine) = machine(without_hurry(folder.path()));
     wait_until_kept(&machine);
-    let text = format!("#!/bin/sh\n{} \"$@\" && rm $0\n", binary().display());
-    let program = upgrade::script(machine.folder.path(), "vanishes", &text);
     let hangs = manager.hang();
-    let (is_done, said) = upgrade::end(upgrade::begin(&machine.control(), Some(&program)));
-    assert!(!is_done && said.contains("new program cannot be started"), "{said}");
+    upgrade_in_vain(&machine);
     assert!(machine.status().disks.iter().all(|disk| !disk.outlives_crash));
     drop(hangs);
     wait_until_kept(&machine);
-    machine.program.kill();
-    machine.respawn();
-    machine.run(5);
-    assert_eq!(machine.reconnects, 0);
-    go_on(machine);
+    expect_no_reconnect_after_a_kill(machine);
 }
 
 /// The process that is killed may only have assumed that the cache is off, and have owed a flush.
@@ -267,11 +272,7 @@ fn a_guest_that_is_served_stays_connected_when_the_time_for_a_start_is_over() {
     std::fs::remove_file(&gate).unwrap();
     wait_until("the time is over", || !waits());
     machine.run(5);
-    machine.program.kill();
-    machine.respawn();
-    machine.run(5);
-    assert_eq!(machine.reconnects, 0, "{}", machine.program.log());
-    go_on(machine);
+    expect_no_reconnect_after_a_kill(machine);
 }
 
 /// A hypervisor does nothing else while it waits for an answer.
@@ -308,13 +309,9 @@ fn a_hypervisor_is_answered_before_the_index_is_made_ready() {
 /// hypervisor does nothing else while it waits: it is better off without its disk.
 fn expect_two_chances<O>(obstruct: impl FnOnce(&Machine) -> O) {
     let folder = tempfile::tempdir().unwrap();
-    let gate = folder.path().join("gate");
-    // However long a start takes on this machine, only failures count.
-    std::fs::write(&gate, "").unwrap();
-    let arguments = vec!["--hold-at".into(), format!("patience-over:{}", gate.display())];
     let environment = vec![("REMOCA_CONFIG", folder.path().join("config").display().to_string())];
-    let setup = Setup { binary: binary().into(), arguments, environment, ..Setup::default() };
-    let (_server, manager, mut machine) = machine(setup);
+    // Only failures count.
+    let (_server, manager, mut machine) = machine(Setup { environment, ..without_hurry(folder.path()) });
     wait_until_kept(&machine);
     machine.run(5);
     machine.program.kill();
