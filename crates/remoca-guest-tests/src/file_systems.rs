@@ -151,14 +151,6 @@ impl Outcome {
     pub fn hit_ratio(&self) -> f64 {
         share(self.hit_blocks, self.read_blocks)
     }
-
-    pub fn matched_share(&self) -> f64 {
-        share(self.reported - self.unmatched, self.reported)
-    }
-
-    pub fn lost_share(&self) -> f64 {
-        share(self.lost, self.captured + self.lost)
-    }
 }
 
 pub fn share(part: u64, whole: u64) -> f64 {
