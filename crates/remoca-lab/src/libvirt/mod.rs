@@ -1,8 +1,7 @@
 //! A real libvirtd next to the tests: Debian's, as root, in mount and process name spaces of its own.
 //!
-//! Its configuration, state and sockets are in a folder of its own, so that several run on one machine. What is in
-//! [`Libvirt::run_folder`] it sees as `/run/remoca`. [`GuestConfig::boot_under`](crate::GuestConfig::boot_under) boots a
-//! guest of the laboratory as its domain.
+//! Its configuration, state and sockets are in a folder of its own, so that several run on one machine.
+//! [`GuestConfig::boot_under`](crate::GuestConfig::boot_under) boots a guest of the laboratory as its domain.
 //!
 //! 1. The daemon and its guests end when this process ends, however it ends.
 //! 2. Nothing of the host's own libvirt is read or changed.
@@ -37,7 +36,6 @@ pub struct Libvirt {
     daemon: Service,
     virsh: Virsh,
     folder: TempDir,
-    run: PathBuf,
 }
 
 impl Libvirt {
@@ -64,12 +62,7 @@ impl Libvirt {
         let socket = folder.path().join("libvirt-sock");
         let virsh = Virsh { uri: format!("qemu+unix:///system?socket={}", socket.display()) };
         daemon.wait_until("answering", START_LIMIT, || virsh.run(&["version"]).is_ok())?;
-        Ok(Libvirt { daemon, virsh, folder, run: run.to_owned() })
-    }
-
-    /// Returns the folder that it sees as `/run/remoca`.
-    pub fn run_folder(&self) -> &Path {
-        &self.run
+        Ok(Libvirt { daemon, virsh, folder })
     }
 
     /// Returns the URI at which clients on this machine reach it.
