@@ -6,8 +6,8 @@
 //! cache of `size` blocks hits exactly the reads of at most that distance. If the guest holds X pages in LRU order, the distance in
 //! its whole memory is X more, so the curve at `size` is also that of a guest with X + `size` pages and no cache. What X alone
 //! answers is not in the stream: sizes below X, and the number of those hits, are not known. They become visible when a balloon
-//! takes memory from the guest into the cache ([`MissRatioCurve::forget_reads`]). Where no eviction is seen, the caller reports each block
-//! as evicted right after its read: the curve is then that of an LRU cache into which reads are admitted.
+//! takes memory from the guest into the cache. Where no eviction is seen, the caller reports each block as evicted right after its
+//! read: the curve is then that of an LRU cache into which reads are admitted.
 //!
 //! **How.** Fixed-size spatial sampling (SHARDS; Waldspurger et al., FAST 2015): blocks of a priority below a threshold are followed,
 //! and the threshold falls when they become too many. One sampled block stands for 1 / rate blocks, at the rate of each event.
@@ -335,11 +335,6 @@ impl MissRatioCurve {
     pub fn age(&mut self, kept: f64) {
         assert!((0. ..=1.).contains(&kept));
         self.histogram.age(kept);
-    }
-
-    /// Forgets the reads so far but not the queue: the guest's memory has another size now, and distances count from there.
-    pub fn forget_reads(&mut self) {
-        self.histogram = Histogram::new();
     }
 
     /// Returns the share of the blocks that is sampled, above 0 and at most 1.

@@ -64,7 +64,6 @@ enum Step {
     Evicted(u64),
     Discarded(u64),
     Age(bool),
-    ForgetReads,
     Restart,
 }
 
@@ -74,7 +73,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         20 => (0..60_u64).prop_map(Step::Evicted),
         2 => (0..60_u64).prop_map(Step::Discarded),
         1 => any::<bool>().prop_map(Step::Age),
-        1 => Just(Step::ForgetReads),
         1 => Just(Step::Restart),
     ];
     prop::collection::vec(step, 1..400)
@@ -103,10 +101,6 @@ proptest! {
                     let kept = if half { 0.5 } else { 0. };
                     curve.age(kept);
                     naive.distances.iter_mut().for_each(|(_, weight)| *weight *= kept);
-                }
-                Step::ForgetReads => {
-                    curve.forget_reads();
-                    naive.distances.clear();
                 }
                 Step::Restart => curve = MissRatioCurve::from_bytes(&KEY, &curve.to_bytes()).unwrap(),
             }
