@@ -30,14 +30,6 @@ pub struct Forecasts {
     pub as_before_error: f64,
 }
 
-impl Forecasts {
-    /// Returns whether the last window alone foretells the next one better than the curve.
-    #[must_use]
-    pub fn are_better_as_before(&self) -> bool {
-        self.windows > 0 && self.as_before_error < self.curve_error
-    }
-}
-
 /// Weights of a curve's reads at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
