@@ -279,15 +279,7 @@ fn seconds_until(cluster: &mut Cluster, holds: impl Fn(&Cluster, &[Action]) -> b
         if holds(cluster, &actions) {
             return seconds;
         }
-        for action in actions {
-            match action {
-                Action::Ask(server) => cluster.bench.engine.handle_answer(cluster.bench.now, server, None),
-                Action::SetSize { server, .. } => {
-                    cluster.bench.engine.handle_size_refused(cluster.bench.now, server, PageCount(0));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        cluster.bench.answer_in_vain(actions);
         if seconds >= 300 && !std::mem::replace(&mut is_given_again, true) {
             cluster.bench.engine.set_servers(cluster.bench.now, &[B, C], Leaving::Drained);
         }
@@ -402,15 +394,8 @@ fn a_drained_pool_that_is_lost_and_stays_away_is_given_up_alone() {
     cluster.lose(A);
     let start = cluster.bench.now;
     while cluster.bench.engine.has_server(A) {
-        for action in cluster.bench.until_next() {
-            match action {
-                Action::Ask(server) => cluster.bench.engine.handle_answer(cluster.bench.now, server, None),
-                Action::SetSize { server, .. } => {
-                    cluster.bench.engine.handle_size_refused(cluster.bench.now, server, PageCount(0));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        let actions = cluster.bench.until_next();
+        cluster.bench.answer_in_vain(actions);
     }
     assert_eq!(cluster.bench.now.since_ns(start) / SECOND, 5);
     cluster.settle();

@@ -51,6 +51,17 @@ impl Bench {
         self.all_actions()
     }
 
+    /// Answers that no server can be reached and none gives more memory. The engine may want nothing else.
+    pub(super) fn answer_in_vain(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            match action {
+                Action::Ask(server) => self.engine.handle_answer(self.now, server, None),
+                Action::SetSize { server, .. } => self.engine.handle_size_refused(self.now, server, PageCount(0)),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
     /// Lets the engine do everything that is due at once. Returns its actions.
     pub(super) fn work(&mut self) -> Vec<Action> {
         let mut actions = self.all_actions();

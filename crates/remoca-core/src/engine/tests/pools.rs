@@ -310,15 +310,8 @@ fn a_lost_pool_is_kept_while_no_other_can_take_its_share() {
     cluster.lose(B);
     cluster.bench.engine.handle_answer(cluster.bench.now, B, None);
     for _ in 0..100 {
-        for action in cluster.bench.until_next() {
-            match action {
-                Action::Ask(server) => cluster.bench.engine.handle_answer(cluster.bench.now, server, None),
-                Action::SetSize { server, .. } => {
-                    cluster.bench.engine.handle_size_refused(cluster.bench.now, server, PageCount(0));
-                }
-                other => panic!("{other:?}"),
-            }
-        }
+        let actions = cluster.bench.until_next();
+        cluster.bench.answer_in_vain(actions);
     }
     let warm = cluster.warm(B, PART);
     let mut actions = Vec::new();
