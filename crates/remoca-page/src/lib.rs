@@ -8,5 +8,21 @@
 pub mod chart;
 pub mod numbers;
 
-/// Style sheet of a page.
-pub const STYLE: &str = include_str!("style.css");
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+/// Returns the page with this title and content.
+pub fn page(title: &str, content: &Markup) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { (title) }
+                style { (PreEscaped(include_str!("style.css"))) }
+            }
+            body { main { (content) } }
+        }
+    }
+}

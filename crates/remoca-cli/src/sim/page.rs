@@ -2,8 +2,7 @@
 
 use super::figures::Report;
 use crate::size::show_size;
-use maud::{DOCTYPE, Markup, PreEscaped, html};
-use remoca_page::STYLE;
+use maud::{Markup, html};
 use remoca_page::chart::{Panel, Picture, Scale};
 use remoca_page::numbers::{ms, percent, thousands};
 
@@ -17,47 +16,34 @@ const TICKS_MAX: usize = 14;
 /// Returns the whole page.
 pub fn render(report: &Report) -> Markup {
     let trace = &report.trace;
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { "remoca sim: " (trace.file) }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                main {
-                    header {
-                        div.eyebrow { "remoca sim" }
-                        h1 { (title(report)) }
-                        p {
-                            (thousands(trace.summary.requests())) " requests of " code { (trace.file) } " (" (trace.format) "), for "
-                            (report.footprint()) "."
-                        }
-                    }
-                    section.card.hero {
-                        div {
-                            div.big { (report.gain().map_or("\u{2013}".into(), |gain| format!("{gain:.1}"))) small { "\u{2009}×" } }
-                            div.under {
-                                "faster mean read:" br;
-                                b { (time(report.mean_read_without_ms)) } " without the tiers, "
-                                b { (time(report.mean_read_ms)) } " with them"
-                            }
-                        }
-                        div.tiles { (tiles(report)) }
-                    }
-                    (sources(report))
-                    (curve(report))
-                    section.card {
-                        h2 { "How to read this" }
-                        ul { @for note in report.notes() { li { (note) } } }
-                    }
-                }
+    let content = html! {
+        header {
+            div.eyebrow { "remoca sim" }
+            h1 { (title(report)) }
+            p {
+                (thousands(trace.summary.requests())) " requests of " code { (trace.file) } " (" (trace.format) "), for "
+                (report.footprint()) "."
             }
         }
-    }
+        section.card.hero {
+            div {
+                div.big { (report.gain().map_or("\u{2013}".into(), |gain| format!("{gain:.1}"))) small { "\u{2009}×" } }
+                div.under {
+                    "faster mean read:" br;
+                    b { (time(report.mean_read_without_ms)) } " without the tiers, "
+                    b { (time(report.mean_read_ms)) } " with them"
+                }
+            }
+            div.tiles { (tiles(report)) }
+        }
+        (sources(report))
+        (curve(report))
+        section.card {
+            h2 { "How to read this" }
+            ul { @for note in report.notes() { li { (note) } } }
+        }
+    };
+    remoca_page::page(&format!("remoca sim: {}", trace.file), &content)
 }
 
 fn time(value: Option<f64>) -> String {

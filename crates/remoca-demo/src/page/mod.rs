@@ -8,8 +8,7 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use charts::{latency_chart, time_chart};
-use maud::{DOCTYPE, Markup, PreEscaped, html};
-use remoca_page::STYLE;
+use maud::{Markup, html};
 use remoca_page::numbers::{bytes, ms, percent, thousands};
 
 use crate::{
@@ -38,44 +37,31 @@ pub fn read(out: &Path) -> Result<Report> {
 /// Returns the whole page.
 fn render(report: &Report) -> Markup {
     let conditions = &report.conditions;
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { "remoca demonstration: " (speedup(report)) " times faster reads" }
-                style { (PreEscaped(STYLE)) }
-            }
-            body {
-                main {
-                    header {
-                        div.eyebrow { "remoca demonstration" }
-                        h1 { (title(report)) }
-                        p { (lead(conditions)) }
-                    }
-                    (problems(report))
-                    (hero(report))
-                    (latencies(report))
-                    (over_time(report))
-                    div.pair {
-                        (sources(report))
-                        (evictions(&report.evictions))
-                    }
-                    (expectations(report))
-                    @if let Some(in_tiers) = &report.tiers { (tiers::section(report, in_tiers)) }
-                    (figures::figures(report))
-                    (figures::facts(conditions))
-                    (method(report))
-                    footer {
-                        "Made by " code { "make demo" } " on " (conditions.started_at)
-                        ". All figures are in report.json beside this page."
-                    }
-                }
-            }
+    let content = html! {
+        header {
+            div.eyebrow { "remoca demonstration" }
+            h1 { (title(report)) }
+            p { (lead(conditions)) }
         }
-    }
+        (problems(report))
+        (hero(report))
+        (latencies(report))
+        (over_time(report))
+        div.pair {
+            (sources(report))
+            (evictions(&report.evictions))
+        }
+        (expectations(report))
+        @if let Some(in_tiers) = &report.tiers { (tiers::section(report, in_tiers)) }
+        (figures::figures(report))
+        (figures::facts(conditions))
+        (method(report))
+        footer {
+            "Made by " code { "make demo" } " on " (conditions.started_at)
+            ". All figures are in report.json beside this page."
+        }
+    };
+    remoca_page::page(&format!("remoca demonstration: {} times faster reads", speedup(report)), &content)
 }
 
 fn speedup(report: &Report) -> String {
