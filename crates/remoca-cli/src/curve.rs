@@ -43,7 +43,7 @@ enum Form {
 /// # Errors
 /// If the VM process does not answer, or has no such curve.
 pub fn run(args: &CurveArgs) -> Result<()> {
-    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+    let socket = runtime::socket_named(&args.name)?;
     let curve = ask(&socket, &args.name, args.disk.clone())?;
     let figures = Figures::of(&curve, args.server_latency.map(|ms| ms * 1000.0), SERVER_US);
     let text = match args.output {

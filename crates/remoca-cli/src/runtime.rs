@@ -49,14 +49,21 @@ pub fn socket_in(directory: &Path, name: &str) -> PathBuf {
 }
 
 /// Returns the control socket that `name` denotes: the path itself if it contains `/`, else the socket of the VM with
-/// that name. Without a name, returns all control sockets of the directory.
+/// that name.
+///
+/// # Errors
+/// As [`directory`].
+pub fn socket_named(name: &str) -> Result<PathBuf> {
+    if name.contains('/') { Ok(name.into()) } else { socket_of(name) }
+}
+
+/// Returns the control socket that `name` denotes, or without a name all control sockets of the directory.
 ///
 /// # Errors
 /// If there is no directory for control sockets, or it has to be read and cannot be.
 pub fn sockets(name: Option<&str>) -> Result<Vec<PathBuf>> {
     match name {
-        Some(path) if path.contains('/') => Ok(vec![path.into()]),
-        Some(name) => Ok(vec![socket_of(name)?]),
+        Some(name) => Ok(vec![socket_named(name)?]),
         // A user without a directory has no processes, but may look for those of others.
         None => directory().map_or(Ok(Vec::new()), |directory| all_in(&directory)),
     }

@@ -63,7 +63,7 @@ pub struct SetArgs {
 /// If there is nothing to change, or the VM process does not answer or refuses.
 pub fn run(args: &SetArgs) -> Result<()> {
     if let Some(disk) = &args.clear_failed_flush {
-        let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+        let socket = runtime::socket_named(&args.name)?;
         let before = runtime::ask(&socket, Command::Status)?;
         let had_failed = before.disks.iter().any(|known| known.name == *disk && known.failed_flush.is_some());
         let status = runtime::ask(&socket, Command::ClearFailedFlush { disk: disk.clone() })?;
@@ -74,7 +74,7 @@ pub fn run(args: &SetArgs) -> Result<()> {
         return Ok(writeln!(output(), "{}: {text}", status.name)?);
     }
     if args.clear_removed_flushes {
-        let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+        let socket = runtime::socket_named(&args.name)?;
         let status = runtime::ask(&socket, Command::ClearRemovedFlushes)?;
         return Ok(writeln!(output(), "{}: failed flushes of removed images are forgotten", status.name)?);
     }
@@ -90,7 +90,7 @@ pub fn run(args: &SetArgs) -> Result<()> {
             "nothing to change: give --cache SIZE, --local SIZE, --on, --off, --server ADDRESS, --clear-failed-flush DISK or --clear-removed-flushes"
         );
     }
-    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+    let socket = runtime::socket_named(&args.name)?;
     if let Some(servers) = servers {
         let status = set_servers(&socket, servers, args.now)?;
         return Ok(write!(output(), "{}", servers_text(&status, &args.name))?);

@@ -71,7 +71,6 @@ pub fn sockets_of(names: Vec<String>) -> Result<Sockets> {
         // A user without a directory has no processes.
         return Ok(Box::new(move || runtime::directory().map(|it| known.read(&it)).unwrap_or_default()));
     }
-    let sockets: Vec<Vec<PathBuf>> = names.iter().map(|name| runtime::sockets(Some(name))).collect::<Result<_>>()?;
-    let sockets = sockets.concat();
+    let sockets = names.iter().map(|name| runtime::socket_named(name)).collect::<Result<Vec<_>>>()?;
     Ok(Box::new(move || sockets.clone()))
 }

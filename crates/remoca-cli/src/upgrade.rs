@@ -45,10 +45,7 @@ pub struct UpgradeArgs {
 pub fn run(args: &UpgradeArgs) -> Result<()> {
     let program = args.program.as_ref().map(std::path::absolute).transpose().context("no working directory")?;
     match &args.name {
-        Some(name) => {
-            let Some(socket) = runtime::sockets(Some(name))?.pop() else { bail!("there is no such VM process") };
-            upgrade(&socket, program)
-        }
+        Some(name) => upgrade(&runtime::socket_named(name)?, program),
         None => upgrade_all(&runtime::sockets(None)?, program.as_ref()),
     }
 }

@@ -36,9 +36,8 @@ impl Vm {
     /// # Errors
     /// If there is neither a process nor a file of that name, or the file has a mistake and there is no good copy.
     pub fn find(name: &str, folder: &Path) -> Result<Self> {
-        let sockets = runtime::sockets(Some(name))?;
-        let Some(socket) = sockets.first() else { bail!("there is no VM `{name}`") };
-        let running = runtime::ask(socket, Command::Status);
+        let socket = runtime::socket_named(name)?;
+        let running = runtime::ask(&socket, Command::Status);
         let own_name = running.as_ref().map_or(name, |status| &status.name).to_owned();
         if own_name.contains('/') {
             return Err(running.err().unwrap_or_else(|| anyhow::anyhow!("there is no VM `{name}`")));
@@ -54,7 +53,7 @@ impl Vm {
                 bail!("{error:#}. It is not configured either: there is no {}", vm_path(folder, name).display())
             }
         };
-        Self::with_files(running, &own_name, socket, folder, files)
+        Self::with_files(running, &own_name, &socket, folder, files)
     }
 
     /// Returns the VM whose process has the control socket `socket` and this status.

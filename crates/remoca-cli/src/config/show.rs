@@ -24,7 +24,7 @@ use toml_edit::{Array, Value};
 /// # Errors
 /// If a file has a mistake, or a process is there and does not answer.
 pub fn run(name: &str, folder: &Path, origin: bool) -> Result<()> {
-    let socket = runtime::sockets(Some(name)).unwrap_or_default().pop();
+    let socket = runtime::socket_named(name).ok();
     let asked = socket.as_ref().filter(|socket| socket.exists()).map(|socket| runtime::ask(socket, Command::Status));
     let running = match asked {
         // It is there, and the files need not say what it has.

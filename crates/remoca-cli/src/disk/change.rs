@@ -135,7 +135,7 @@ fn has(status: &Status, name: &str) -> bool {
 }
 
 fn ask_before(vm: &str) -> Result<(PathBuf, Status)> {
-    let socket = socket_of(vm)?;
+    let socket = runtime::socket_named(vm)?;
     let status = runtime::ask(&socket, Command::Status)?;
     // Its file is changed: another VM's is none of its business, whatever it says.
     if !vm.contains('/') && status.name != vm {
@@ -210,7 +210,7 @@ fn status_again(socket: &Path) -> Option<Status> {
 }
 
 fn rescan(name: &str) -> Result<()> {
-    let socket = socket_of(name)?;
+    let socket = runtime::socket_named(name)?;
     let before = runtime::ask(&socket, Command::Status)?;
     let after = runtime::ask(&socket, Command::Rescan)?;
     for disk in &after.disks {
@@ -218,10 +218,6 @@ fn rescan(name: &str) -> Result<()> {
         writeln!(output(), "{}: {}", disk.name, found(former.map(|former| former.bytes), disk))?;
     }
     Ok(())
-}
-
-fn socket_of(name: &str) -> Result<PathBuf> {
-    runtime::sockets(Some(name))?.pop().context("there is no such VM process")
 }
 
 /// Returns what was found of a disk that had `before` bytes.

@@ -9,7 +9,7 @@ mod redact;
 use crate::output::output;
 use crate::runtime;
 use crate::settings::Folder;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use collect::Entry;
 use flate2::Compression;
@@ -45,7 +45,7 @@ pub struct SupportArgs {
 /// # Errors
 /// If the archive exists or cannot be written.
 pub fn run(args: &SupportArgs) -> Result<()> {
-    let Some(socket) = runtime::sockets(Some(&args.name))?.pop() else { bail!("there is no such VM process") };
+    let socket = runtime::socket_named(&args.name)?;
     let status = runtime::ask(&socket, Command::Status);
     let name = name_of(&status, &socket);
     let now_s = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());

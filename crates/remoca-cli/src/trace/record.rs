@@ -58,7 +58,7 @@ pub struct RecordArgs {
 pub fn run(args: &RecordArgs) -> Result<()> {
     let &RecordArgs { ref name, ref output, force, time, size } = args;
     let signals = Signals::take().context("cannot wait for signals")?;
-    let socket = socket_of(name)?;
+    let socket = runtime::socket_named(name)?;
     let mut file = unfinished(output, force)?;
     let (before, mut trace) = start(&socket, name)?;
     let begun = Instant::now();
@@ -131,11 +131,7 @@ fn is_there_still(socket: &Path, before: &Status) -> bool {
 
 /// Ends the recording that somebody else receives.
 pub fn stop(name: &str) -> Result<()> {
-    runtime::ask(&socket_of(name)?, Command::TraceStop).map(|_| ())
-}
-
-fn socket_of(name: &str) -> Result<PathBuf> {
-    runtime::sockets(Some(name))?.pop().context("there is no such VM process")
+    runtime::ask(&runtime::socket_named(name)?, Command::TraceStop).map(|_| ())
 }
 
 /// Begins the recording of the VM process behind `socket`, which the operator calls `name`.
