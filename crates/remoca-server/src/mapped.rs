@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use remoca_core::units::PAGE_SIZE_U64;
-use remoca_protocol::{ErrorCode, ErrorReply, Hello, PageCount, RequestId, Token};
+use remoca_protocol::{ErrorCode, Hello, PageCount, Token};
 use tokio::runtime::Runtime;
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at};
 
@@ -23,13 +23,10 @@ use crate::mapped_session::MappedSession;
 use crate::registry::{Handle, Left, Registry, status_of};
 use crate::session::SessionEnd;
 use crate::status::{MappedStatus, PoolStatus, Totals, WorkerReport, shown};
-use crate::stream::Stream;
-use crate::worker::{Arrival, Shared, random_generation};
+use crate::worker::{Arrival, Farewells, Shared, random_generation};
 
 /// Interval at which the memory of all pools is looked at.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// Maximum number of clients that are told at the same time why their session ends.
-const FAREWELLS_MAX: usize = 16;
 /// How long an operator waits for memory that is taken back. Punching takes less, unless a client goes on using it.
 const OPERATOR_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -88,7 +85,7 @@ pub(crate) fn run(
         ended: RefCell::default(),
         ending: RefCell::default(),
         left: Notify::new(),
-        farewells: Arc::new(Semaphore::new(FAREWELLS_MAX)),
+        farewells: Farewells::new(),
     });
     // Dropping the set closes all connections.
     LocalSet::new().block_on(runtime, worker.serve(messages, stopped));
@@ -104,7 +101,7 @@ struct MappedWorker {
     ending: RefCell<Vec<Arc<MappedPool>>>,
     /// Notified when a client has left.
     left: Notify,
-    farewells: Arc<Semaphore>,
+    farewells: Farewells,
 }
 
 impl MappedWorker {
@@ -161,7 +158,7 @@ impl MappedWorker {
             Ok(pool) => pool,
             Err(error) => {
                 tracing::warn!(peer, %error, "no mapped pool for this client: connection refused");
-                return self.refuse(stream, ErrorCode::Busy);
+                return self.farewells.say(stream, ErrorCode::Busy);
             }
         };
         let generation = pool.identity.generation;
@@ -169,7 +166,7 @@ impl MappedWorker {
             Ok(arrived) => arrived,
             Err(stale) => {
                 tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
-                return self.refuse(stream, ErrorCode::StaleEpoch);
+                return self.farewells.say(stream, ErrorCode::StaleEpoch);
             }
         };
         // From here on, whatever ends this arrival makes the client leave.
@@ -183,7 +180,7 @@ impl MappedWorker {
         }
         let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
             tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
-            return self.refuse(stream, ErrorCode::Busy);
+            return self.farewells.say(stream, ErrorCode::Busy);
         };
         let pages = arrived.pool.granted().0;
         tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages, "session of a mapped pool begins");
@@ -204,7 +201,7 @@ impl MappedWorker {
             // The memory is given back before the client is told.
             drop((attendance, permit));
             if let Some(code) = code {
-                worker.refuse(stream, code);
+                worker.farewells.say(stream, code);
             }
         });
         self.registry.borrow_mut().settle(&hello, task);
@@ -244,15 +241,6 @@ impl MappedWorker {
         let held = ending.iter().filter(|pool| pool.is_held());
         report.pools.extend(held.map(|pool| status_of(pool, &pool.identity.token, pool.peer(), false)));
         report
-    }
-
-    /// Tells a client why its session ends. If too many clients are being told, its connection is only closed.
-    fn refuse(&self, stream: Stream, code: ErrorCode) {
-        let Ok(permit) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
-        spawn_local(async move {
-            stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
-            drop(permit);
-        });
     }
 
     /// Ends the pools that stay above their limits: their clients are gone, or do anything but answer. The sessions of others end
@@ -374,6 +362,7 @@ fn reserved_at_most(pools: usize) -> PageCount {
 #[allow(clippy::unwrap_used, reason = "tests fail by panics")]
 mod tests {
     use remoca_protocol::{MAPPED_VERSIONS, ServerId};
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::arena::Arena;
@@ -403,7 +392,7 @@ mod tests {
             ended: RefCell::default(),
             ending: RefCell::default(),
             left: Notify::new(),
-            farewells: Arc::new(Semaphore::new(1)),
+            farewells: Farewells::new(),
         })
     }
 

@@ -30,7 +30,7 @@ use crate::stream::{DetachedStream, Stream};
 /// Maximum number of arrivals that wait for a worker.
 pub(crate) const ARRIVALS_MAX: usize = 16;
 
-/// Maximum number of clients that a worker tells at the same time why they are refused.
+/// Maximum number of clients that a thread tells at the same time why they have no session.
 const FAREWELLS_MAX: usize = 16;
 
 /// State shared by all threads of a server.
@@ -67,8 +67,8 @@ pub(crate) fn run(
     stopped: watch::Receiver<()>,
 ) {
     let registry = Registry::new(shared.config.grace);
-    let farewells = Arc::new(Semaphore::new(FAREWELLS_MAX));
-    let worker = Rc::new(Worker { shared, registry: RefCell::new(registry), left: Notify::new(), farewells });
+    let (registry, farewells) = (RefCell::new(registry), Farewells::new());
+    let worker = Rc::new(Worker { shared, registry, left: Notify::new(), farewells });
     let sessions = LocalSet::new();
     sessions.block_on(runtime, worker.serve(messages, stopped));
     // Dropping the set closes all connections.
@@ -79,8 +79,7 @@ struct Worker {
     registry: RefCell<Registry<Rc<RefCell<Pool>>>>,
     /// Notified when a client has left, because the earliest expiry may have changed.
     left: Notify,
-    /// One permit for each client that may be told at a time why it is refused.
-    farewells: Arc<Semaphore>,
+    farewells: Farewells,
 }
 
 impl Worker {
@@ -124,7 +123,7 @@ impl Worker {
             Ok(arrived) => arrived,
             Err(stale) => {
                 tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
-                return self.refuse(stream, ErrorCode::StaleEpoch);
+                return self.farewells.say(stream, ErrorCode::StaleEpoch);
             }
         };
         // From here on, whatever ends this arrival makes the client leave.
@@ -137,7 +136,7 @@ impl Worker {
         }
         let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
             tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
-            return self.refuse(stream, ErrorCode::Busy);
+            return self.farewells.say(stream, ErrorCode::Busy);
         };
         let welcome = self.welcome(&arrived.pool.borrow(), arrived.generation);
         tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages = welcome.npages.0, "session begins");
@@ -153,15 +152,6 @@ impl Worker {
         self.registry.borrow_mut().settle(&hello, task);
     }
 
-    /// Tells a client why it gets no session. If too many clients are being told, its connection is only closed.
-    fn refuse(&self, stream: Stream, code: ErrorCode) {
-        let Ok(permit) = Arc::clone(&self.farewells).try_acquire_owned() else { return };
-        spawn_local(async move {
-            stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
-            drop(permit);
-        });
-    }
-
     fn welcome(&self, pool: &Pool, pool_generation: PoolGeneration) -> Welcome {
         Welcome {
             version: VERSION,
@@ -172,6 +162,24 @@ impl Worker {
             quota: pool.quota(),
             sends_received: SendCount(pool.counters.sends),
         }
+    }
+}
+
+/// One permit for each client that may be told at a time why it has no session.
+pub(crate) struct Farewells(Arc<Semaphore>);
+
+impl Farewells {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(FAREWELLS_MAX)))
+    }
+
+    /// Tells a client why it has no session. If too many clients are being told, its connection is only closed.
+    pub(crate) fn say(&self, stream: Stream, code: ErrorCode) {
+        let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
+        spawn_local(async move {
+            stream.farewell(ErrorReply { request: RequestId(0), code, detail: 0 }).await;
+            drop(permit);
+        });
     }
 }
 
