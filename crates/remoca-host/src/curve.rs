@@ -15,8 +15,8 @@ const READS_MIN: f64 = 1024.;
 const FOLLOWED_READS_MIN: f64 = 256.;
 /// Time of a read that a memory server answers, where none was measured.
 const SERVER_US: f64 = 200.;
-/// Longest time of a read that is believed.
-const LATENCY_US_MAX: f64 = 1e9;
+/// Longest time of a read that is believed, in microseconds.
+pub(crate) const LATENCY_US_MAX: f64 = 1e9;
 /// Most blocks read in a second that are believed: 4 TB/s.
 const RATE_MAX: f64 = 1e9;
 /// Greatest rise of a miss ratio that may be an error of arithmetic.

@@ -4,12 +4,11 @@
 //! All tiers of a VM are one queue, with the local tier in front (decision 0045). So the local tier of N bytes answers what a cache of N
 //! bytes would, and N bytes at memory servers behind a local tier of L answer what is between L and L + N.
 
+use crate::curve::LATENCY_US_MAX;
 use remoca_io::show::show_size;
 use remoca_protocol::control::{CURVE_REACH_BYTES, Command, CurveGrid, CurveStatus, Status};
 use serde::{Deserialize, Serialize};
 
-/// Longest time of a read that is believed, in microseconds.
-const LATENCY_US_MAX: f64 = 1e9;
 /// Share of the reads that may miss where a curve ends before what a VM has: what is beyond is worth no more than that.
 const BEYOND_MAX: f64 = 0.01;
 
