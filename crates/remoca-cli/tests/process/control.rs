@@ -25,10 +25,7 @@ const ADDRESSES: &str = "--as=34359738368";
 pub const CLIENTS_MAX: usize = 16;
 
 fn machine(seed: u64) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), seed, ..Setup::default() };
-    (server, Machine::start_in(folder, setup))
+    Machine::start_with_server(tempfile::tempdir().unwrap(), Setup { seed, ..Setup::default() })
 }
 
 #[track_caller]

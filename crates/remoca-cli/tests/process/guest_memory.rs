@@ -11,16 +11,9 @@ use std::path::Path;
 const GIB: u64 = 1 << 30;
 
 fn machine(seed: u64, arguments: &[&str]) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup = Setup {
-        server: Some(server.address.clone()),
-        sectors: vec![512, 512],
-        arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
-        seed,
-        ..Setup::default()
-    };
-    (server, Machine::start_in(folder, setup))
+    let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    let setup = Setup { sectors: vec![512, 512], arguments, seed, ..Setup::default() };
+    Machine::start_with_server(tempfile::tempdir().unwrap(), setup)
 }
 
 /// Connects a front end that shares `bytes` of memory of which no page exists.

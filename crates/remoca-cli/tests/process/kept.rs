@@ -21,11 +21,9 @@ use std::time::Duration;
 /// Names of the descriptors of one guest: its socket, ledger, two files of memory that are one, record, and three
 /// eventfds of each queue.
 fn machine(setup: Setup) -> (Serve, Arc<FakeManager>, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
     let manager = Arc::new(FakeManager::start());
-    let setup = Setup { server: Some(server.address.clone()), manager: Some(manager.clone()), ..setup };
-    let mut machine = Machine::start_in(folder, setup);
+    let setup = Setup { manager: Some(manager.clone()), ..setup };
+    let (server, mut machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
     machine.evictions = Evictions::LYING;
     machine.outlives = true;
     (server, manager, machine)

@@ -11,10 +11,7 @@ const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
 
 fn machine(seed: u64) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), seed, ..Setup::default() };
-    (server, Machine::start_in(folder, setup))
+    Machine::start_with_server(tempfile::tempdir().unwrap(), Setup { seed, ..Setup::default() })
 }
 
 #[test]

@@ -21,12 +21,10 @@ const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 fn machine(seed: u64) -> (Serve, Machine) {
     // Not in /tmp, which may be a file system that shows no changes.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let server = Serve::start(folder.path(), "16M");
     // The guest has more memory than the index of a process that begins is made for.
     let arguments = vec!["--guest-memory=1M".into()];
-    let setup =
-        Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], arguments, seed, ..Setup::default() };
-    let mut machine = Machine::start_in(folder, setup);
+    let setup = Setup { sectors: vec![512, 4096], arguments, seed, ..Setup::default() };
+    let (server, mut machine) = Machine::start_with_server(folder, setup);
     machine.evictions = Evictions::LYING;
     machine.run_until_hits(200);
     (server, machine)

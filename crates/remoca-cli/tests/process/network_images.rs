@@ -16,11 +16,8 @@ const WRONG: i32 = 78;
 const LATENESS: [&str; 5] = ["covered_blocks", "fetch_timeouts", "probes", "fetch_disconnected", "disconnections"];
 
 fn machine(seed: u64) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup =
-        Setup { server: Some(server.address.clone()), nbd: true, sectors: vec![512, 4096], seed, ..Setup::default() };
-    let mut machine = Machine::start_in(folder, setup);
+    let setup = Setup { nbd: true, sectors: vec![512, 4096], seed, ..Setup::default() };
+    let (server, mut machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
     machine.evictions = Evictions::LYING;
     (server, machine)
 }

@@ -12,10 +12,8 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 
 fn machine(setup: Setup) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), hedges: true, ..setup };
-    let mut machine = Machine::start_in(folder, setup);
+    let setup = Setup { hedges: true, ..setup };
+    let (server, mut machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
     machine.evictions = Evictions::LYING;
     (server, machine)
 }

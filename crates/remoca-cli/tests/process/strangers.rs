@@ -18,10 +18,8 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(120);
 
 fn machine(seed: u64) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), nbd: true, seed, ..Setup::default() };
-    let mut machine = Machine::start_in(folder, setup);
+    let setup = Setup { nbd: true, seed, ..Setup::default() };
+    let (server, mut machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
     machine.run_until("the cache holds what `expect_warm` asks for", |machine| {
         machine.status().cache.used_bytes > 5 << 18
     });

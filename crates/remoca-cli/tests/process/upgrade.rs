@@ -26,10 +26,7 @@ use std::time::{Duration, Instant};
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 
 fn machine(setup: Setup) -> (Serve, Machine) {
-    let folder = tempfile::tempdir().unwrap();
-    let server = Serve::start(folder.path(), "16M");
-    let setup = Setup { server: Some(server.address.clone()), ..setup };
-    let mut machine = Machine::start_in(folder, setup);
+    let (server, mut machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
     machine.evictions = Evictions::LYING;
     machine.outlives = true;
     (server, machine)

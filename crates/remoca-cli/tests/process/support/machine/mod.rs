@@ -15,7 +15,7 @@ pub use load::{Evictions, Outcome};
 pub use setup::Setup;
 
 use super::model::BLOCK;
-use super::program::{Program, ask_raw, status};
+use super::program::{Program, Serve, ask_raw, status};
 use super::random::Random;
 use super::wait_until;
 use remoca_frontend::testing::{Options, TestGuest};
@@ -83,6 +83,13 @@ impl Machine {
         };
         machine.attach();
         machine
+    }
+
+    /// Starts a memory server of 16 MiB, and a machine in the same folder that uses it.
+    pub fn start_with_server(folder: TempDir, setup: Setup) -> (Serve, Self) {
+        let server = Serve::start(folder.path(), "16M");
+        let setup = Setup { server: Some(server.address.clone()), ..setup };
+        (server, Self::start_in(folder, setup))
     }
 
     fn guests(&mut self) -> impl Iterator<Item = &mut TestGuest> {
