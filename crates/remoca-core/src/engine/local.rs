@@ -5,13 +5,10 @@
 //! warm. Decision 0045.
 
 use super::need::Choice;
-use super::placement::Seat;
+use super::placement::{BACKOFF_MAX_NS, BACKOFF_MIN_NS, Seat};
 use super::types::{Action, PoolOffer, ServerNumber};
 use crate::units::{Nanos, PageCount};
 use std::collections::VecDeque;
-
-const BACKOFF_MIN_NS: u64 = 100_000_000;
-const BACKOFF_MAX_NS: u64 = 5_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

@@ -18,8 +18,9 @@ use super::types::{Action, PoolOffer, ServerNumber};
 use crate::units::{Nanos, PageCount};
 use std::collections::VecDeque;
 
-const BACKOFF_MIN_NS: u64 = 100_000_000;
-const BACKOFF_MAX_NS: u64 = 5_000_000_000;
+/// Shortest and longest time, in nanoseconds, before a server that gave nothing is asked again.
+pub(super) const BACKOFF_MIN_NS: u64 = 100_000_000;
+pub(super) const BACKOFF_MAX_NS: u64 = 5_000_000_000;
 /// Time, in nanoseconds, to wait for other answers after the first one.
 const PATIENCE_NS: u64 = 500_000_000;
 /// Minimum interval between searches for another pool.
