@@ -18,8 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Names of the descriptors of one guest: its socket, ledger, two files of memory that are one, record, and three
-/// eventfds of each queue.
+/// Starts a machine whose connections a service manager keeps.
 fn machine(setup: Setup) -> (Serve, Arc<FakeManager>, Machine) {
     let manager = Arc::new(FakeManager::start());
     let setup = Setup { manager: Some(manager.clone()), ..setup };
