@@ -12,7 +12,7 @@ use rustix::net::sockopt;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Longest socket path in bytes: sizeof(sun_path) less the terminating zero.
-const PATH_BYTES_MAX: usize = 107;
+pub const PATH_BYTES_MAX: usize = 107;
 /// Mode of a socket for its owner alone.
 const OWNER_MODE: u32 = 0o600;
 /// As many connections that were not accepted as the system allows.

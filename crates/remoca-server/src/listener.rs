@@ -7,15 +7,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use remoca_io::socket::{self, SocketError};
+use remoca_io::socket::{self, PATH_BYTES_MAX, SocketError};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::config::ListenAddress;
 use crate::error::StartError;
 use crate::stream::Stream;
 
-/// Maximum length of the path of a Unix socket, in bytes (`sun_path` without its terminating zero).
-const PATH_BYTES_MAX: usize = 107;
 /// Maximum number of connections that wait in the kernel to be accepted.
 const BACKLOG: i32 = 128;
 /// Owner and group may connect.
