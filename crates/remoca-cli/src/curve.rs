@@ -1,10 +1,11 @@
 //! `remoca curve`: what a cache of each size would do for a VM, from its miss-ratio curve.
 
+use crate::form::Form;
 use crate::output::output;
 use crate::runtime;
 use crate::size::show_size;
 use anyhow::{Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use remoca_io::control;
 use remoca_protocol::control::{Command, CurveStatus, Reply};
 use remoca_view::curve::{Figures, SERVER_US, Shown, chart};
@@ -30,12 +31,6 @@ pub struct CurveArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
-    Table,
-    Json,
 }
 
 /// Runs the subcommand.

@@ -4,6 +4,7 @@ mod give_back;
 mod here;
 mod table;
 
+use crate::form::Form;
 use crate::runtime::{self, KnownSockets};
 use crate::settings::file::{self, HOST};
 use crate::settings::layers::Merged;
@@ -14,7 +15,7 @@ use crate::status::is_broken_pipe;
 use crate::time::parse_duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgAction, Args, FromArgMatches, Subcommand, ValueEnum};
-use here::{Form, Host, asked};
+use here::{Host, asked};
 use remoca_disk::start::WrongOptions;
 use remoca_host::daemon::{Daemon, Extent};
 use remoca_host::plan::Policy;

@@ -6,6 +6,7 @@ mod curve;
 mod disk;
 mod failure;
 mod forget;
+mod form;
 mod generate;
 mod group;
 mod host;

@@ -8,11 +8,11 @@ mod reach;
 
 pub(crate) use image::is_replaced;
 
+use crate::form::Form;
 use crate::output::output;
 use crate::runtime;
 use crate::settings::Folder;
 use crate::size::show_size;
-use crate::trace::Form;
 use crate::vm::Vm;
 use anyhow::{Result, bail};
 use clap::Args;

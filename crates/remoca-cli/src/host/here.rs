@@ -1,10 +1,10 @@
 //! This host: its VM processes, their files, and the daemon that runs.
 
 use super::table;
+use crate::form::Form;
 use crate::memory;
 use crate::runtime::{self, KnownSockets};
 use anyhow::Result;
-use clap::ValueEnum;
 use remoca_host::daemon::Surroundings;
 use remoca_host::guest::Address;
 use remoca_host::limits::Limits;
@@ -13,13 +13,6 @@ use remoca_host::socket;
 use remoca_protocol::host::HostReport;
 use std::io::{self, Write};
 use std::path::PathBuf;
-
-/// How a report is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Form {
-    Table,
-    Json,
-}
 
 /// Asks the daemon that runs.
 pub(super) fn asked(paths: &Paths) -> Result<HostReport> {

@@ -4,8 +4,9 @@ mod figures;
 mod page;
 mod text;
 
+use crate::form::Form;
 use crate::size::parse_size;
-use crate::trace::{Form, Opened, TraceFile, complete, read_all, removed_at_a_signal};
+use crate::trace::{Opened, TraceFile, complete, read_all, removed_at_a_signal};
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use figures::{Latencies, Report};

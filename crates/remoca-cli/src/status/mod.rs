@@ -6,6 +6,7 @@ pub mod explain;
 pub mod server;
 mod table;
 
+use crate::form::Form;
 use crate::output::say;
 use crate::runtime;
 use crate::settings::Folder;
@@ -71,12 +72,6 @@ pub struct StatusArgs {
     /// Output format
     #[arg(short, long, value_enum, default_value_t = Form::Table)]
     output: Form,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Form {
-    Table,
-    Json,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -1,7 +1,7 @@
 //! `remoca trace info`.
 
-use super::form::Form;
 use super::reading::{TraceFile, read_all};
+use crate::form::Form;
 use crate::output::output;
 use crate::size::show_size;
 use anyhow::Result;

@@ -1,14 +1,13 @@
 //! `remoca trace`: traces of disk requests, recorded from a running VM or imported from other programs.
 
-mod form;
 mod import;
 mod info;
 mod reading;
 mod record;
 
+use crate::form::Form;
 use anyhow::Result;
 use clap::{Args, Subcommand};
-pub use form::Form;
 pub use import::{complete, removed_at_a_signal};
 pub use reading::{Opened, TraceFile, read_all};
 use std::path::PathBuf;
