@@ -6,7 +6,7 @@ use super::support::hanging_fs::{HangingFs, may_mount};
 use super::support::program::{
     Nbdkit, Program, REMOCA, Serve, command, expect_refusal, install, run, run_command, status,
 };
-use super::support::{PATIENCE, expect_rescanned, wait_until};
+use super::support::{PATIENCE, expect_rescanned, folder, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_io::handover::VARIABLE;
 use remoca_io::left_out::leave_out;
@@ -45,7 +45,7 @@ impl Vm {
 
     /// Starts a process that dies at a place, if one is given.
     fn start_to_die(place: &str, settings: &str, disks: &str) -> Self {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let folder = folder();
         std::fs::create_dir(folder.path().join("vms")).unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         for (image, byte) in [("data.img", 2), ("more.img", 3)] {

@@ -1,5 +1,6 @@
 //! Miss-ratio curves over the control socket: of a guest that reads in a known pattern, with and without a cache.
 
+use super::support::folder;
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{Serve, ask_raw, expect_refusal, run};
@@ -13,10 +14,6 @@ use std::process::Output;
 const LOOP: usize = 1024;
 const MIB: u64 = 1 << 20;
 const FAILURE: i32 = 1;
-
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
 
 /// Returns the blocks of the loop.
 fn unique_blocks(machine: &Machine, disk: usize) -> Vec<usize> {

@@ -2,13 +2,14 @@
 //! index aside, the sixth the cache. A kill from outside is not counted.
 
 use super::ablation::binary;
+use super::support::folder;
 use super::support::machine::{Machine, Setup};
 use super::support::program::{Serve, run};
 use remoca_frontend::testing::Command;
 
 #[test]
 fn a_process_that_dies_again_and_again_ends_with_the_plain_disk() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let server = Serve::start(folder.path(), "64M");
     let setup = Setup { binary: binary().into(), server: Some(server.address.clone()), seed: 91, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);

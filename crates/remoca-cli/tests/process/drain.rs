@@ -3,7 +3,7 @@
 
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Serve, expect_refusal, run};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use super::upgrade;
 use remoca_protocol::control::PoolStatus;
 use std::path::Path;
@@ -18,7 +18,7 @@ fn serve(folder: &Path, name: &str) -> Serve {
 /// Starts two servers, and a machine with a cache at the first. Nothing is written while the cache is on, so that each page in
 /// it is of use until it is read.
 fn machine(seed: u64) -> (Machine, [Serve; 2]) {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let servers = ["a", "b"].map(|name| serve(folder.path(), name));
     let setup = Setup { server: Some(servers[0].address.clone()), seed, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);

@@ -3,7 +3,7 @@
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{Program, REMOCA, Serve, command, run, run_command, status};
-use super::support::{expect_rescanned, wait_until};
+use super::support::{expect_rescanned, folder, wait_until};
 use remoca_frontend::testing::Command;
 use remoca_protocol::control::DiskStatus;
 use std::fs::File;
@@ -14,7 +14,7 @@ const MIB: usize = 1 << 20;
 const FAILED: u8 = 1;
 
 fn machine(setup: Setup) -> (Serve, Machine) {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let server = Serve::start(folder.path(), "64M");
     let setup = Setup { server: Some(server.address.clone()), ..setup };
     let mut machine = Machine::start_in(folder, setup);

@@ -4,7 +4,7 @@ use super::support::fake_vm::{FakeVm, Manner};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
-use super::support::{wait_at_most, wait_until};
+use super::support::{folder, wait_at_most, wait_until};
 use remoca_protocol::host::{HostReport, HostVm};
 use std::collections::HashMap;
 use std::os::unix::fs::symlink;
@@ -16,10 +16,6 @@ pub const MIB: u64 = 1 << 20;
 const MOVE_TIME: Duration = Duration::from_secs(600);
 const FAILURE: i32 = 1;
 const CONFIGURATION: i32 = 78;
-
-pub fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
 
 /// A VM process with a name, whose control socket is found in the folder of the host, and the blocks of a loop.
 pub struct Vm {

@@ -1,8 +1,7 @@
 //! `remoca host give-back` beside a daemon that shows its report and does nothing else: it is of another kind, ends, or has no end.
 
-use super::host::folder;
 use super::support::program::{Program, REMOCA, Signal, command, expect_refusal, run};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use remoca_host::record::{HostLock, Paths};
 use remoca_host::request;
 use remoca_host::socket::ReportSocket;

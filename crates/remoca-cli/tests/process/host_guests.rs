@@ -1,10 +1,10 @@
 //! `remoca host --guests` beside real VM processes with memory servers, and monitors of QEMUs that are none.
 
-use super::host::{MIB, Vm, daemon, folder, once, report, tiers, vm};
+use super::host::{MIB, Vm, daemon, once, report, tiers, vm};
 use super::support::fake_qemu::{FakeQemu, Manner};
 use super::support::machine::Setup;
 use super::support::program::{Program, Serve, run};
-use super::support::{wait_at_most, wait_until};
+use super::support::{folder, wait_at_most, wait_until};
 use remoca_frontend::testing::{Options, TestGuest};
 use remoca_protocol::host::{HostGuest, HostReport};
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use super::support::machine::{Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, command, run, run_command, status};
 use super::support::syscalls::{self, Tracer};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use remoca_io::control;
 use remoca_protocol::control::{Command, Reply};
 use std::collections::BTreeSet;
@@ -124,7 +124,7 @@ fn expect_listed(seen: &BTreeSet<String>) {
 
 #[track_caller]
 fn expect_only_allowed(setup: Setup) {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let mut server = Serve::start(folder.path(), "16M");
     let setup = Setup { server: Some(server.address.clone()), sectors: vec![512, 4096], ..setup };
     let is_nbd = setup.nbd;
@@ -190,7 +190,7 @@ fn with_nbd_images() {
 
 #[test]
 fn with_nbd_clients() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let path = |name: &str| folder.path().join(name);
     let server = Serve::start(folder.path(), "16M");
     std::fs::write(path("image"), vec![7; 1 << 20]).unwrap();

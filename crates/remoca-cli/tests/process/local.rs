@@ -4,7 +4,7 @@
 
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{REMOCA, Serve, Signal, command, run};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use super::upgrade;
 use remoca_io::fake_manager::FakeManager;
 use remoca_protocol::TAKE_BACK_MS;
@@ -131,7 +131,7 @@ fn a_killed_server_that_its_manager_restarts_goes_on_with_the_pool() {
 
 #[test]
 fn a_killed_process_finds_its_pool_again() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let server = Serve::start(folder.path(), "16M");
     let mut machine = machine(folder, &server, 173);
     let first = pool(&machine);

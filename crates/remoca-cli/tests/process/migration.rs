@@ -5,7 +5,7 @@ use super::nbd::attach;
 use super::restart::wait_until_sent;
 use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
-use super::support::{PATIENCE, wait_until};
+use super::support::{PATIENCE, folder, wait_until};
 use remoca_frontend::testing::Command;
 use remoca_io::small_file::with_ending;
 use remoca_protocol::control::Status;
@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 const HAND_OVER_TIME_MAX: Duration = Duration::from_secs(5);
 
 fn machine(seed: u64) -> (Serve, Machine) {
-    // Not in /tmp, which may be a file system that shows no changes.
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     // The guest has more memory than the index of a process that begins is made for.
     let arguments = vec!["--guest-memory=1M".into()];
     let setup = Setup { sectors: vec![512, 4096], arguments, seed, ..Setup::default() };
@@ -623,7 +622,7 @@ fn over_nbd_no_disk_goes_that_a_source_would_take_again() {
 /// The guest was shut down, and its VM ran on a third host. No lock of an NBD image or a block device reaches that far.
 #[test]
 fn an_index_that_came_without_a_guest_is_not_believed_later() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let server = Serve::start(folder.path(), "16M");
     let setup = Setup { server: Some(server.address.clone()), nbd: true, seed: 78, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);

@@ -4,18 +4,13 @@
 use super::support::machine::{Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
 use super::support::program::{REMOCA, Serve, command, run, run_command};
-use super::support::{PATIENCE, wait_until};
+use super::support::{PATIENCE, folder, wait_until};
 use remoca_disk::state::Header;
 use remoca_frontend::testing::Command;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
-
-/// Returns a folder that is not in /tmp, which may be a file system that shows no changes.
-fn folder() -> tempfile::TempDir {
-    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
-}
 
 /// Starts a machine, and fills its cache well.
 fn machine(setup: Setup) -> (Serve, Machine) {

@@ -6,7 +6,7 @@ use super::restart::wait_until_sent;
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::program::{REMOCA, Serve, command, expect_refusal, expect_set, run};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use super::upgrade;
 use remoca_io::fake_manager::FakeManager;
 use remoca_protocol::control::PoolStatus;
@@ -301,7 +301,7 @@ fn the_local_tier_changes_its_size_and_goes_and_comes() {
 
 #[test]
 fn a_killed_process_finds_both_tiers_again() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let servers = Servers::start(folder.path());
     let mut machine = servers.machine(folder, 304);
     machine.set("\"local_bytes\":2097152");

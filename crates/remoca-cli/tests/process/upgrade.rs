@@ -6,7 +6,7 @@ use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{
     PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, run_command, status,
 };
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_io::small_file::with_ending;
 use remoca_protocol::control::Status;
@@ -465,8 +465,7 @@ echo '{"remoca_handover":2,"version":"9"}'
 /// Simulates a program in between that did not know of state files: the state file that exists is an older one.
 #[test]
 fn a_state_file_of_before_is_not_believed_though_the_image_stayed_open() {
-    // On a file system that shows changes.
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let server = Serve::start(folder.path(), "16M");
     let setup = Setup { server: Some(server.address.clone()), seed: 79, ..Setup::default() };
     let mut machine = Machine::start_in(folder, setup);

@@ -16,6 +16,11 @@ use std::time::{Duration, Instant};
 /// Long enough for any machine, however busy. A test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Returns a folder that is not in /tmp, which may be a file system that shows no changes.
+pub fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
 /// Waits until `done` returns true. Fails the test after [`PATIENCE`].
 #[track_caller]
 pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
