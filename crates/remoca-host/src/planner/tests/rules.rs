@@ -1,6 +1,6 @@
 //! What the planner does with honest VMs.
 
-use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, honest, settings, sizes};
 use crate::curve::Curve;
 use crate::limits::Limits;
 use crate::plan::{Memory, Plan, Policy, Standing, Subject, Why};
@@ -9,14 +9,6 @@ use crate::testing::curve_status;
 use remoca_protocol::control::{CurveGrid, CurvePoint, CurveStatus};
 use remoca_protocol::host::HostVm;
 use std::time::Duration;
-
-fn honest(shape: Shape, units: u64) -> Process {
-    Process::new(shape, Nature::Honest, units)
-}
-
-fn sizes(world: &World) -> Vec<u64> {
-    world.processes.values().map(|process| process.wanted).collect()
-}
 
 fn vm<'v>(vms: &'v [HostVm], name: &str) -> &'v HostVm {
     vms.iter().find(|vm| vm.name == name).unwrap()

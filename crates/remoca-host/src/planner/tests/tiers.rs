@@ -1,16 +1,8 @@
 //! Memory behind a local tier, and what goes from one tier to the other.
 
-use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, settings};
+use super::world::{Nature, Process, Shape, TOTAL, UNIT, World, honest, settings, sizes};
 use crate::planner::{GuestRecord, Move, Planner, Settings, Side, Stage};
 use crate::resource::Resource;
-
-fn honest(shape: Shape, units: u64) -> Process {
-    Process::new(shape, Nature::Honest, units)
-}
-
-fn sizes(world: &World) -> Vec<u64> {
-    world.processes.values().map(|process| process.wanted).collect()
-}
 
 #[test]
 fn memory_behind_a_local_tier_is_worth_what_the_curve_says_beyond_it() {

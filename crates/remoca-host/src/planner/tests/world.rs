@@ -141,6 +141,15 @@ pub struct World {
     pub misread: Option<String>,
 }
 
+pub fn honest(shape: Shape, units: u64) -> Process {
+    Process::new(shape, Nature::Honest, units)
+}
+
+/// Returns the sizes that the VMs were told, in units.
+pub fn sizes(world: &World) -> Vec<u64> {
+    world.processes.values().map(|process| process.wanted).collect()
+}
+
 pub fn settings() -> Settings {
     Settings {
         resource: Resource::Cache,
