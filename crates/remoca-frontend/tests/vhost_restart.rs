@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use remoca_frontend::testing::{Backend, Command, Options, Plan, RamDisk, TestGuest, Ticket};
@@ -46,6 +47,15 @@ fn submit_writes(guest: &mut TestGuest, queue: u16, first: u64, count: u64, seed
         .collect();
     guest.queues[usize::from(queue)].kick();
     tickets
+}
+
+/// Has the guest switch its write cache off. The thread returns whether that succeeded.
+fn switch_write_cache_off(guest: &mut TestGuest) -> JoinHandle<bool> {
+    let mut frontend = guest.frontend().clone();
+    std::thread::spawn(move || {
+        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
+        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0]).is_ok()
+    })
 }
 
 fn wait_held(backend: &Backend, count: usize) {
@@ -286,18 +296,14 @@ fn switching_the_write_cache_off_makes_earlier_writes_durable() {
     guest.connect(&backend.socket).unwrap();
     let early = submit_writes(&mut guest, 0, 0, 3, 1);
     wait_held(&backend, 3);
-    let mut frontend = guest.frontend().clone();
-    let switch = std::thread::spawn(move || {
-        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
-        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0]).unwrap();
-    });
+    let switch = switch_write_cache_off(&mut guest);
     backend.wait_until("write-through", |plan| !plan.write_cache.load(SeqCst));
     let late = submit_writes(&mut guest, 0, 10, 3, 2);
     backend.wait_for_turn();
     assert_eq!(backend.plan.taken.load(SeqCst), 3, "a flush now would miss the writes under way");
     assert!(!switch.is_finished());
     backend.plan.hold.store(false, SeqCst);
-    switch.join().unwrap();
+    assert!(switch.join().unwrap());
     assert_eq!(backend.disk.lock().unwrap().flush_count, 1);
     early.into_iter().chain(late).for_each(|ticket| assert_eq!(guest.wait(ticket), OK));
     assert_eq!(backend.plan.taken.load(SeqCst), 7);
@@ -315,14 +321,10 @@ fn a_device_ends_while_its_front_end_waits_for_an_answer() {
     guest.connect(&backend.socket).unwrap();
     submit_writes(&mut guest, 0, 0, 1, 1);
     wait_held(&backend, 1);
-    let mut frontend = guest.frontend().clone();
-    let switch = std::thread::spawn(move || {
-        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
-        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0])
-    });
+    let switch = switch_write_cache_off(&mut guest);
     backend.wait_until("write-through", |plan| !plan.write_cache.load(SeqCst));
     drop(backend);
-    assert!(switch.join().unwrap().is_err(), "nobody made the write durable");
+    assert!(!switch.join().unwrap(), "nobody made the write durable");
 }
 
 #[test]
@@ -364,18 +366,14 @@ fn a_front_end_that_connects_waits_for_no_flush_that_is_owed() {
     let mut guest = connecting.join().unwrap();
     assert!(device.pop().is_none());
     // It is still owed when the guest itself says that it has no write cache.
-    let mut frontend = guest.frontend().clone();
-    let switch = std::thread::spawn(move || {
-        let flags = vhost::vhost_user::message::VhostUserConfigFlags::WRITABLE;
-        vhost::vhost_user::VhostUserFrontend::set_config(&mut frontend, 32, flags, &[0]).unwrap();
-    });
+    let switch = switch_write_cache_off(&mut guest);
     turn_until(&mut device, "the flush", |device| {
         let Some(flush) = device.pop() else { return false };
         device.complete(flush, Status::Ok);
         true
     });
     turn_until(&mut device, "the answer", |_| switch.is_finished());
-    switch.join().unwrap();
+    assert!(switch.join().unwrap());
 }
 
 #[test]
