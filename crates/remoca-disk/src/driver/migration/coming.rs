@@ -206,28 +206,7 @@ impl Migration {
         vm.guests.disks_mut().iter_mut().for_each(|disk| disk.has_lost_guest = !disk.frontend.is_connected());
         let former = std::mem::take(&mut self.former);
         vm.inherit_failed_flushes(&former);
-        // A guest that has switched its write cache off sends no flushes. If nothing is known of a guest, assume that
-        // it has.
-        let (told, own) = (std::mem::take(&mut self.write_caches), std::mem::take(&mut self.own_write_caches));
-        // A guest that goes on over the connection that it had then said nothing to another process.
-        let goes_on = vm.guests.is_running();
-        let lasts = |attachment: &Option<Attachment>| goes_on && attachment.as_ref().is_some_and(Attachment::lasts);
-        let stayed = |at: usize| own.get(at).filter(|(_, attachment)| lasts(attachment)).map(|(is_on, _)| *is_on);
-        let mut is_assumed = false;
-        for (at, disk) in vm.guests.disks_mut().iter_mut().enumerate() {
-            match told.get(at).copied().or_else(|| stayed(at)) {
-                Some(is_on) => disk.frontend.inherit_write_cache(is_on),
-                None => {
-                    let was_off = !disk.frontend.write_cache();
-                    disk.frontend.assume_no_write_cache();
-                    if was_off {
-                        // The guest may have had its answer while there was no disk. What the former owner completed may not be durable.
-                        disk.frontend.flush_first();
-                    }
-                    is_assumed |= !disk.frontend.write_cache();
-                }
-            }
-        }
+        let is_assumed = self.inherit_write_caches(vm);
         for (disk, failed) in vm.guests.disks_mut().iter_mut().zip(&self.failed_flushes) {
             if let Some(errno) = failed.filter(|errno| (1..4096).contains(errno)) {
                 vm.engine.set_failed_flush(disk.number, Some(errno));
@@ -254,6 +233,32 @@ impl Migration {
             false => "",
         };
         self.tell(format!("has the disks, {how}, after {} ms{caution}", pause.as_millis()));
+    }
+
+    /// Has the write cache of each disk as it was told, or as the guest that stayed connected has it. A guest that has switched its write cache off
+    /// sends no flushes: where nothing is known, it is assumed to have done so. Returns whether that was assumed of one.
+    fn inherit_write_caches(&mut self, vm: &mut Vm) -> bool {
+        let (told, own) = (std::mem::take(&mut self.write_caches), std::mem::take(&mut self.own_write_caches));
+        // A guest that goes on over the connection that it had then said nothing to another process.
+        let goes_on = vm.guests.is_running();
+        let lasts = |attachment: &Option<Attachment>| goes_on && attachment.as_ref().is_some_and(Attachment::lasts);
+        let stayed = |at: usize| own.get(at).filter(|(_, attachment)| lasts(attachment)).map(|(is_on, _)| *is_on);
+        let mut is_assumed = false;
+        for (at, disk) in vm.guests.disks_mut().iter_mut().enumerate() {
+            match told.get(at).copied().or_else(|| stayed(at)) {
+                Some(is_on) => disk.frontend.inherit_write_cache(is_on),
+                None => {
+                    let was_off = !disk.frontend.write_cache();
+                    disk.frontend.assume_no_write_cache();
+                    if was_off {
+                        // The guest may have had its answer while there was no disk. What the former owner completed may not be durable.
+                        disk.frontend.flush_first();
+                    }
+                    is_assumed |= !disk.frontend.write_cache();
+                }
+            }
+        }
+        is_assumed
     }
 
     /// Makes the index that came grow while the guest runs, if it has no room for the cache: its process had a smaller local tier, or no
