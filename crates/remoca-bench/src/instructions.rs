@@ -1,6 +1,7 @@
 //! Tells in which functions a VM process spends the instructions of a read outside the kernel.
 
 use crate::steps::{Places, Steps};
+use crate::targets::within_a_window;
 use crate::vm::{VmOptions, remoca};
 use crate::work::{IMAGE_BYTES, Kind, Setting, Work};
 use anyhow::{Context, Result, ensure};
@@ -10,9 +11,9 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::process::Command;
 
-/// Number of times that the reads are counted, and that they are made before, at full speed.
+/// Number of times that the reads are counted, and that they are made before, at full speed: as in the rows A2.3.
 const COUNTED: usize = 4;
-const BEFORE: usize = 100;
+const BEFORE: usize = 1_000;
 
 #[derive(Args)]
 pub struct InstructionsArgs {
@@ -41,11 +42,13 @@ pub fn run(args: &InstructionsArgs) -> Result<()> {
     let steps = Steps::of(&vm.process, setting.processor)?;
     // The first turns after it was stopped have more to do.
     work.run(&mut vm, 1)?;
-    steps.at_rest()?;
-    steps.take_places();
-    let reads = work.run(&mut vm, COUNTED)? as f64;
-    steps.at_rest()?;
-    let places = steps.take_places();
+    let (reads, places) = within_a_window(&mut vm, |vm| {
+        steps.at_rest()?;
+        steps.take_places();
+        let reads = work.run(vm, COUNTED)? as f64;
+        steps.at_rest()?;
+        Ok((reads, steps.take_places()))
+    })?;
     ensure!(!places.is_empty(), "no addresses can be read on this machine");
     let modules = modules(vm.process.pid())?;
     steps.end(|| vm.status().map(drop))?;

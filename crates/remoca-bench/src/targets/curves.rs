@@ -10,7 +10,7 @@ use crate::rounds::{Rounds, Side};
 use crate::steps::Steps;
 use crate::vm::{Program, Vm, VmOptions, program};
 use crate::work::{IMAGE_BYTES, Kind, Setting, Work};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use remoca_io::control;
 use remoca_lab::figures::Figure;
 use remoca_protocol::control::{Command as Ask, CurveStatus, Reply};
@@ -84,6 +84,22 @@ fn blocks_read(vm: &Vm) -> Result<f64> {
     Ok(curve(vm)?.map_or(0.0, |curve| curve.blocks_read))
 }
 
+/// Returns what `count` returns. Counts again if a window of the curve ended meanwhile: that takes as long as a few reads, but comes once a minute
+/// and not, as it may seem here, after a hundred reads.
+///
+/// # Errors
+/// If counting fails, or a window ends each time.
+pub fn within_a_window<T>(vm: &mut Vm, mut count: impl FnMut(&mut Vm) -> Result<T>) -> Result<T> {
+    for _ in 0..2 {
+        let were_read = blocks_read(vm)?;
+        let counted = count(vm)?;
+        if blocks_read(vm)? >= were_read {
+            return Ok(counted);
+        }
+    }
+    bail!("a window of the curve ended while instructions were counted: the machine is too slow now")
+}
+
 /// Returns the number of instructions of the VM process for each block. Adds the CPU time of the same work at full speed to `spent`.
 fn instructions(vm: &mut Vm, kind: Kind, scale: &Scale, processor: usize, spent: &mut Spent) -> Result<f64> {
     let hits_before = vm.counter("hit_blocks")?;
@@ -94,19 +110,11 @@ fn instructions(vm: &mut Vm, kind: Kind, scale: &Scale, processor: usize, spent:
     let steps = Steps::of(&vm.process, processor)?;
     // The first turns after it was stopped have more to do.
     work.run(vm, 1)?;
-    let mut count = || {
-        let were_read = blocks_read(vm)?;
+    let each = within_a_window(vm, |vm| {
         let before = steps.at_rest()?;
         let reads = work.run(vm, if scale.quick { 1 } else { COUNTED })?;
-        let count = steps.at_rest()? - before;
-        anyhow::Ok((count as f64 / reads as f64, blocks_read(vm)? >= were_read))
-    };
-    // The end of a window takes as long as a few reads, but comes once a minute and not, as it may seem here, after a hundred reads.
-    let (mut each, mut is_within) = count()?;
-    if !is_within {
-        (each, is_within) = count()?;
-    }
-    ensure!(is_within, "a window of the curve ended while instructions were counted: the machine is too slow now");
+        Ok((steps.at_rest()? - before) as f64 / reads as f64)
+    })?;
     steps.end(|| vm.status().map(drop))?;
     let hits = vm.counter("hit_blocks")? - hits_before;
     let are_as_meant = hits == if kind == Kind::Miss { 0 } else { work.reads };

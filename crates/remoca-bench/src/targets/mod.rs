@@ -13,6 +13,8 @@ mod narrow;
 mod scale;
 mod taken;
 
+pub use curves::within_a_window;
+
 use crate::wanted::{Row, WANTED, Wanted, table};
 use crate::{index, policy, server, takeback};
 use anyhow::{Context, Result, anyhow, ensure};
