@@ -157,7 +157,7 @@ enum Ask {
 enum Division {
     /// The least geometric mean of the miss ratios, with all bounds kept
     Optimal,
-    /// One unit at a time, as in the paper; it stops in front of cliffs
+    /// One unit at a time, as in the paper, with all bounds and margins kept; it stops in front of cliffs
     Greedy,
     /// What VMware ESX would do with idle memory; bounds do not hold
     Esx,
