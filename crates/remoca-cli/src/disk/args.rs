@@ -129,8 +129,8 @@ pub struct DiskArgs {
     #[arg(long, value_name = "PATH")]
     pub(super) control: Option<PathBuf>,
 
-    /// Seconds to wait before sending an NBD image the requests that a killed predecessor had in flight: its server may still
-    /// be working on them
+    /// Seconds to wait after a predecessor was killed, before an NBD image gets the requests that it had in flight, or those of a
+    /// guest that begins anew: the image's server may still be working on the former
     #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(..=3600))]
     nbd_settle: u64,
 

@@ -98,10 +98,8 @@ impl World<'_> {
 
     /// Disconnects a guest. Another one connects after `in_ns`.
     pub(super) fn guest_gone(&mut self, number: usize, in_ns: u64) {
-        // The next guest's requests are not held back because of this one's.
-        let is_busy = self.process.is_some() && self.disks[number].settles_until_ns > self.now;
         let guest = &mut self.disks[number].guest;
-        if guest.is_gone || guest.is_paused || guest.is_switching() || is_busy {
+        if guest.is_gone || guest.is_paused || guest.is_switching() {
             return;
         }
         if let Attachment::Vhost { front: Some(front), .. } = &mut guest.attachment {
