@@ -169,8 +169,14 @@ impl MissRatioCurve {
         Priority(if self.queue.older() > 0 { self.threshold.max(self.older.threshold) } else { self.threshold })
     }
 
-    /// Returns the priority of `block`, or `None` if it is not below `limit`.
+    /// Returns whether it is known at once that the priority of `block` is not below `limit`. [`Self::find`] tells of the others.
     #[inline]
+    #[must_use]
+    pub fn leaves_out(&self, block: BlockId, limit: Priority) -> bool {
+        self.priorities.leaves_out(priority::name(block), limit.0)
+    }
+
+    /// Returns the priority of `block`, or `None` if it is not below `limit`.
     pub fn find(&mut self, block: BlockId, limit: Priority) -> Option<Priority> {
         self.priorities.find(priority::name(block), limit.0).map(Priority)
     }
@@ -211,7 +217,10 @@ impl MissRatioCurve {
     }
 
     fn note(&mut self, kind: EventKind, block: BlockId) {
-        if let Some(priority) = self.find(block, self.limit()) {
+        let limit = self.limit();
+        if !self.leaves_out(block, limit)
+            && let Some(priority) = self.find(block, limit)
+        {
             self.take(kind, priority);
         }
     }

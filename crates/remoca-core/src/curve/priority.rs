@@ -74,21 +74,21 @@ impl Priorities {
         size_of_val(&*self.near) + size_of_val(&*self.far)
     }
 
-    /// Returns the priority of the block of this name, or `None` if it is not below `threshold`, as [`Self::below`] does. Keeps what was drawn.
+    /// Returns whether what is kept tells that the block of this name has no priority below `threshold`, as it does of most. [`Self::find`] tells
+    /// of the others.
     #[inline]
-    pub(super) fn find(&mut self, name: u64, threshold: u64) -> Option<u64> {
-        let near = self.drawn_near(name >> 8);
-        let [top, ..] = (name ^ near).to_le_bytes();
-        // Most blocks end here.
-        if u64::from(REVERSED[usize::from(top)]) > threshold >> (8 * (BYTES - 1)) {
-            return None;
-        }
-        self.complete_drawn(name, near, threshold)
+    pub(super) fn leaves_out(&self, name: u64, threshold: u64) -> bool {
+        let group = name >> 8;
+        let kept = self.near[place(group, NEAR_BITS)];
+        kept >> 8 == group && top(name, kept) > threshold >> (8 * (BYTES - 1))
     }
 
-    /// Returns the priority of a block whose top byte may be below that of `threshold`, as [`Self::find`] does.
-    #[inline(never)]
-    fn complete_drawn(&mut self, name: u64, near: u64, threshold: u64) -> Option<u64> {
+    /// Returns the priority of the block of this name, or `None` if it is not below `threshold`, as [`Self::below`] does. Keeps what was drawn.
+    pub(super) fn find(&mut self, name: u64, threshold: u64) -> Option<u64> {
+        let near = self.drawn_near(name >> 8);
+        if top(name, near) > threshold >> (8 * (BYTES - 1)) {
+            return None;
+        }
         let drawn = self.drawn_far(name >> 16) | near;
         // The lowest byte of the name is the top one of the priority, and so on.
         let priority = (name ^ drawn).reverse_bits() >> (u64::BITS - 8 * BYTES);
@@ -96,15 +96,12 @@ impl Priorities {
     }
 
     /// Returns the byte that is drawn for the top byte of the priorities of a group of 256 blocks.
-    #[inline]
     fn drawn_near(&mut self, group: u64) -> u64 {
         let at = place(group, NEAR_BITS);
         let kept = self.near[at];
-        if kept >> 8 == group { kept & 0xff } else { self.draw_near(group, at) }
-    }
-
-    #[inline(never)]
-    fn draw_near(&mut self, group: u64, at: usize) -> u64 {
+        if kept >> 8 == group {
+            return kept & 0xff;
+        }
         let drawn = self.hash(group) & 0xff;
         self.near[at] = group << 8 | drawn;
         drawn
@@ -176,6 +173,13 @@ impl Priorities {
         }
         state.into_iter().fold(0, |all, part| all ^ part)
     }
+}
+
+/// Returns the top byte of the priority of the block of this name, of which the lowest byte of `drawn` is drawn.
+#[inline]
+fn top(name: u64, drawn: u64) -> u64 {
+    let [top, ..] = (name ^ drawn).to_le_bytes();
+    REVERSED[usize::from(top)].into()
 }
 
 /// Returns the only place of a group among 2 to the power of `bits`: another one for each of as many neighbours.

@@ -496,7 +496,13 @@ proptest! {
         for (disk, first) in blocks {
             for bno in [first, first ^ 1, first ^ 0x100] {
                 let block = BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) };
-                prop_assert_eq!(kept.find(priority::name(block), 1 << bits), kept.below(block, 1 << bits));
+                let (name, threshold) = (priority::name(block), 1 << bits);
+                let found = kept.below(block, threshold);
+                prop_assert!(found.is_none() || !kept.leaves_out(name, threshold), "nothing is left out that is followed");
+                prop_assert_eq!(kept.find(name, threshold), found);
+                // From then on the group is known.
+                let is_above = priority_of(block) >> 48 > threshold >> 48;
+                prop_assert_eq!(kept.leaves_out(name, threshold), is_above);
             }
         }
     }

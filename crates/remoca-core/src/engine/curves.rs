@@ -86,9 +86,20 @@ impl Curves {
         Self { is_on: true, ready, key, reach, vm, only, disks, contents, rate_max: 1., told, read_at }
     }
 
+    /// Returns whether it is known at once that a block is not followed. [`Self::find`] tells of the others. `limit` is as there.
+    #[inline]
+    pub(super) fn leave_out(&self, block: BlockId, limit: Priority) -> bool {
+        self.vm.curve.leaves_out(block, limit)
+    }
+
+    /// Returns whether it is known at once, by the last look, that a block is not followed.
+    #[inline]
+    pub(super) fn leave_out_now(&self, block: BlockId) -> bool {
+        self.ready.is_some_and(|ready| ready.disk == block.disk && self.leave_out(block, ready.limit))
+    }
+
     /// Returns the priority of a block that may be followed. `limit` is what [`Self::limit`] says of its disk, or has said before the last
     /// events: an event only lowers it.
-    #[inline]
     pub(super) fn find(&mut self, block: BlockId, limit: Priority) -> Option<Priority> {
         self.vm.curve.find(block, limit)
     }
@@ -103,7 +114,6 @@ impl Curves {
     }
 
     /// Returns the priority below which blocks of a disk may be followed.
-    #[inline]
     pub(super) fn limit(&self, disk: DiskIndex) -> Priority {
         match self.ready {
             Some(ready) if ready.disk == disk => ready.limit,

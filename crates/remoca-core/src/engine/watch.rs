@@ -109,14 +109,15 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     /// Tells the curves that the guest reads a block, if it may be followed. It is not known to be zero.
     #[inline]
     pub(super) fn tell_read(&mut self, block: BlockId, limit: Priority) {
-        if let Some(priority) = self.curves.find(block, limit) {
-            self.tell_followed_read(block, priority);
+        if !self.curves.leave_out(block, limit) {
+            self.tell_followed_read(block, limit);
         }
     }
 
     /// Few blocks come here, so it stays out of line.
     #[inline(never)]
-    fn tell_followed_read(&mut self, block: BlockId, priority: Priority) {
+    fn tell_followed_read(&mut self, block: BlockId, limit: Priority) {
+        let Some(priority) = self.curves.find(block, limit) else { return };
         let is_evicted = self.admit.takes_reads() && !self.disks.is_swap(block);
         let kind = if is_evicted { EventKind::ReadAndEvicted } else { EventKind::Read };
         self.curves.take(kind, block.disk, priority);
@@ -157,10 +158,18 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
 
     #[inline]
     fn tell_curves(&mut self, kind: EventKind, block: BlockId) {
+        self.curves.note_told();
+        if self.curves.is_due() || !self.curves.leave_out_now(block) {
+            self.tell_followed(kind, block);
+        }
+    }
+
+    /// Few blocks come here, so it stays out of line.
+    #[inline(never)]
+    fn tell_followed(&mut self, kind: EventKind, block: BlockId) {
         if let Some(priority) = self.curves.find(block, self.curves.limit(block.disk)) {
             self.curves.take(kind, block.disk, priority);
         }
-        self.curves.note_told();
         if self.curves.is_due() {
             self.settle_curves();
         }
