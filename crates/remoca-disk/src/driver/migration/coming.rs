@@ -361,6 +361,22 @@ fn in_own_order(header: StateHeader, order: &[usize]) -> StateHeader {
     }
 }
 
+/// Returns whether both are the same disk, which may have another size.
+fn is_alike(disk: &OfferedDisk, here: &OfferedDisk) -> bool {
+    *here == OfferedDisk { bytes: here.bytes, ..disk.clone() }
+}
+
+/// Returns the position in `own` of each disk of `offered`, or `None` if they are not the same disks.
+fn order_of(
+    offered: &[OfferedDisk],
+    own: &[OfferedDisk],
+    is_it: impl Fn(&OfferedDisk, &OfferedDisk) -> bool,
+) -> Option<Vec<usize>> {
+    let order: Vec<_> = offered.iter().filter_map(|disk| own.iter().position(|here| is_it(disk, here))).collect();
+    let is_each = (0..own.len()).all(|at| order.contains(&at));
+    (is_each && order.len() == own.len() && order.len() == offered.len()).then_some(order)
+}
+
 /// Returns the position here of each disk that is offered. The two processes may have them in another order. Where the disks are here
 /// already, an image may have grown since they came.
 ///
@@ -370,14 +386,14 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
     if offer.version != own.version {
         return Err(format!("it hands over in version {}, this program takes {VERSION}: upgrade", offer.version));
     }
-    let is_it = |disk: &OfferedDisk, here: &OfferedDisk| match offer.returns {
-        true => *here == OfferedDisk { bytes: here.bytes, ..disk.clone() },
-        false => here == disk,
-    };
-    let order: Vec<_> =
-        offer.disks.iter().filter_map(|disk| own.disks.iter().position(|here| is_it(disk, here))).collect();
-    let is_each = (0..own.disks.len()).all(|at| order.contains(&at));
-    if !is_each || order.len() != own.disks.len() || order.len() != offer.disks.len() {
+    let is_it =
+        |disk: &OfferedDisk, here: &OfferedDisk| if offer.returns { is_alike(disk, here) } else { here == disk };
+    let Some(order) = order_of(&offer.disks, &own.disks, is_it) else {
+        let may_have_grown = |disk: &OfferedDisk, here: &OfferedDisk| is_alike(disk, here) && disk.bytes >= here.bytes;
+        let cure = match order_of(&offer.disks, &own.disks, may_have_grown) {
+            Some(_) => ". If an image has grown since this process was started to wait, start this process again",
+            None => "",
+        };
         let show = |disks: &[OfferedDisk]| {
             let show = |disk: &OfferedDisk| {
                 let access = if disk.read_only { ", read-only" } else { "" };
@@ -385,8 +401,8 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
             };
             disks.iter().take(8).map(show).collect::<Vec<_>>().join(", ")
         };
-        return Err(format!("it has the disks {}, and here are {}", show(&offer.disks), show(&own.disks)));
-    }
+        return Err(format!("it has the disks {}, and here are {}{cure}", show(&offer.disks), show(&own.disks)));
+    };
     if offer.has_port != own.has_port {
         return Err("one of the two has an eviction port, the other has none".into());
     }
@@ -483,6 +499,14 @@ mod tests {
                 "{other:?}"
             );
         }
+        let mut grown = offer(&["b", "a"]);
+        grown.disks[0].bytes = 2 << 30;
+        let refused = fits(&grown, &offer(&["a", "b"])).unwrap_err();
+        assert!(refused.ends_with(", start this process again"), "{refused}");
+        assert!(!fits(&offer(&["a", "b"]), &grown).unwrap_err().contains("start"), "it has become smaller");
+        assert!(!fits(&grown, &offer(&["a", "c"])).unwrap_err().contains("start"), "it is another disk");
+        let back = Offer { returns: true, ..grown };
+        assert_eq!(fits(&back, &offer(&["a", "b"])), Ok(vec![1, 0]));
         let sent = StateHeader {
             key: [0; 16],
             seed: 0,
