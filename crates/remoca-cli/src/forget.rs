@@ -1,6 +1,7 @@
 //! `remoca forget`: removes what is kept of a VM that is gone.
 //!
-//! 1. Nothing is touched while a process of the VM runs: it listens at its control socket, or has its state file locked.
+//! 1. Nothing is touched while a process of the VM runs: it listens at its control socket, or has its state file locked. None
+//!    starts meanwhile: the state file stays locked, and is removed last.
 //! 2. Pools are given back before the state file is removed, which has their tokens.
 //! 3. A mark that the disks went to another host stays: without it, a process that is started here again would be an owner.
 
@@ -13,7 +14,7 @@ use crate::size::show_size;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_disk::link::{LinkError, return_pool};
-use remoca_disk::state::{self, Deaths, Former, RosterEntry, StateError, curves_beside};
+use remoca_disk::state::{self, Deaths, Former, Remains, RosterEntry, StateError, curves_beside};
 use remoca_io::small_file::with_ending;
 use remoca_io::socket::has_listener;
 use remoca_view::text::count_of;
@@ -67,11 +68,12 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
     if has_listener(&places.control) {
         bail!("{name} is running: a process listens at {}. Stop it first", places.control.display());
     }
-    let former = match state::look(&places.state) {
-        Err(StateError::InUse(path)) => bail!("{name} is running: a process uses {}. Stop it first", path.display()),
-        former => former?,
-    };
     let files = places.files();
+    let remains = match state::look(&places.state) {
+        Err(StateError::InUse(path)) => bail!("{name} is running: a process uses {}. Stop it first", path.display()),
+        remains => remains?,
+    };
+    let former = remains.as_ref().map(|remains| &remains.former);
     if files.is_empty() {
         let looked = [&places.control, &places.state].map(|path| path.display().to_string());
         bail!("nothing is kept of {name}: there is no {} and no {}{}", looked[0], looked[1], runtime::elsewhere());
@@ -80,8 +82,8 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
     if args.dry_run {
         writeln!(out, "{name}: nothing is removed because of --dry-run")?;
     }
-    let given_back = pools(former.as_ref(), args.dry_run, &mut out)?;
-    let flushes = former.as_ref().map_or(0, |former| former.failed_flushes.len());
+    let given_back = pools(former, args.dry_run, &mut out)?;
+    let flushes = former.map_or(0, |former| former.failed_flushes.len());
     if flushes > 0 {
         writeln!(
             out,
@@ -89,7 +91,7 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
             count_of(flushes as u64, "image")
         )?;
     }
-    let freed = remove(&places, &files, args.dry_run, &mut out)?;
+    let freed = remove(remains.as_ref(), &files, args.dry_run, &mut out)?;
     let (freed, given_back) = (show_size(freed), show_size(given_back));
     match args.dry_run {
         true => writeln!(out, "{name}: {freed} would be free on this host")?,
@@ -135,11 +137,10 @@ impl Places {
         self.mark("gone").exists()
     }
 
-    /// Returns the files that are there, the state file first, with the bytes of memory that each takes.
+    /// Returns the files that are there, the state file last, with the bytes of memory that each takes.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let beside = |ending| with_ending(&self.state, ending);
         let paths = [
-            self.state.clone(),
             beside(".new"),
             beside(".bad"),
             curves_beside(&self.state),
@@ -148,6 +149,7 @@ impl Places {
             self.mark("here"),
             self.mark("gone.ready"),
             self.control.clone(),
+            self.state.clone(),
         ];
         let bytes = |path: &PathBuf| {
             let file = path.symlink_metadata().ok()?;
@@ -187,35 +189,37 @@ fn pools(former: Option<&Former>, is_dry: bool, out: &mut impl Write) -> Result<
 }
 
 /// Removes the files, and writes their names to `out`. Returns how many bytes they took.
-fn remove(places: &Places, files: &[(PathBuf, u64)], is_dry: bool, out: &mut impl Write) -> Result<u64> {
+fn remove(remains: Option<&Remains>, files: &[(PathBuf, u64)], is_dry: bool, out: &mut impl Write) -> Result<u64> {
     for (path, bytes) in files {
         let (shown, size) = (path.display(), show_size(*bytes));
         if is_dry {
             writeln!(out, "would remove {shown} ({size})")?;
             continue;
         }
-        remove_one(path, &places.state).with_context(|| format!("cannot remove {shown}"))?;
+        remove_one(path, remains).with_context(|| format!("cannot remove {shown}"))?;
         writeln!(out, "removed {shown} ({size})")?;
     }
     Ok(files.iter().map(|(_, bytes)| bytes).sum())
 }
 
-/// Removes a file. The state file is first made invalid, with the secrets in it.
-fn remove_one(path: &Path, state: &Path) -> Result<()> {
-    if path == state {
-        state::discard(path)?;
-    }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    }
+/// Removes a file, which may be the state file, and may be gone.
+fn remove_one(path: &Path, remains: Option<&Remains>) -> io::Result<()> {
+    let removed = match remains {
+        Some(remains) if remains.path() == path => remains.remove(),
+        _ => std::fs::remove_file(path),
+    };
+    removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::Parser;
+    use remoca_io::lock::lock_whole;
     use remoca_io::socket::listen_as_hung;
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+    use std::os::unix::net::UnixListener;
 
     #[derive(Parser, Debug)]
     struct Program {
@@ -233,5 +237,34 @@ mod tests {
         let refused = run(&Program::try_parse_from(words).unwrap().forget).unwrap_err().to_string();
         assert!(refused.starts_with("vm is running: a process listens at "), "{refused}");
         assert!(control.exists());
+    }
+
+    /// Output that is written while files are removed: whoever has the state file locked may have made the others.
+    struct Watched<'a>(&'a Places);
+
+    impl Write for Watched<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            match OpenOptions::new().read(true).write(true).open(&self.0.state) {
+                Ok(state) => assert!(lock_whole(&state).is_err(), "a process of the VM could start"),
+                Err(_) => assert!(!self.0.control.exists(), "the state file is removed last"),
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_process_starts_until_the_files_are_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let places = Places { control: folder.path().join("vm.ctl"), state: folder.path().join("vm.state") };
+        drop(UnixListener::bind(&places.control).unwrap());
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&places.state).unwrap();
+        let (files, remains) = (places.files(), state::look(&places.state).unwrap());
+        assert_eq!(files.len(), 2);
+        remove(remains.as_ref(), &files, false, &mut Watched(&places)).unwrap();
+        assert!(!places.control.exists() && !places.state.exists());
     }
 }

@@ -8,7 +8,7 @@ use remoca_io::small_file::with_ending;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a previous process left besides its index.
 #[derive(Debug, Default)]
@@ -125,18 +125,47 @@ pub fn settings_at(path: &Path) -> Option<FormerSettings> {
     (servers > 0 || local.is_some()).then_some(settings)
 }
 
-/// Returns what a process that is gone left at `path` besides its index, and changes nothing. Returns `None` if there is no
+/// State file of a process that is gone. It is locked as long as this exists, so no process of that VM starts.
+#[derive(Debug)]
+pub struct Remains {
+    path: PathBuf,
+    file: File,
+    /// What is in the file besides the index.
+    pub former: Former,
+}
+
+impl Remains {
+    /// Returns where the file is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes the file. It is first made invalid, with the secrets in it.
+    ///
+    /// # Errors
+    /// If the file cannot be removed.
+    pub fn remove(&self) -> io::Result<()> {
+        Former::invalidate(&self.file);
+        std::fs::remove_file(&self.path)
+    }
+}
+
+/// Locks the state file that a process which is gone left at `path`, and changes nothing. Returns `None` if there is no
 /// file.
 ///
 /// # Errors
 /// If another process uses the file, or it is not a private regular file of this user, or no state file.
-pub fn look(path: &Path) -> Result<Option<Former>, StateError> {
+pub fn look(path: &Path) -> Result<Option<Remains>, StateError> {
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         _ => {
             let file = open_locked(path)?;
-            let is_state = Former::is_state(&file);
-            if is_state { Ok(Some(Former::of(&file))) } else { Err(StateError::NotState(path.into())) }
+            if !Former::is_state(&file) {
+                return Err(StateError::NotState(path.into()));
+            }
+            let former = Former::of(&file);
+            Ok(Some(Remains { path: path.into(), file, former }))
         }
     }
 }

@@ -25,7 +25,7 @@ mod numbers;
 pub use curves::{UnusableCurves, curves_beside, keep_curves, resume_curves};
 pub use deaths::{Caution, Deaths};
 pub use file::StateError;
-pub use former::{FailedFlush, Former, FormerSettings, discard, look, set_aside, settings_at};
+pub use former::{FailedFlush, Former, FormerSettings, Remains, discard, look, set_aside, settings_at};
 pub use header::{Clock, DiskRecord, Header, NUMBER_MAX, OptionHashes, RosterEntry, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 pub use numbers::DiskIdentity;
