@@ -85,11 +85,7 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
     let given_back = pools(former, args.dry_run, &mut out)?;
     let flushes = former.map_or(0, |former| former.failed_flushes.len());
     if flushes > 0 {
-        writeln!(
-            out,
-            "failed flushes of {} are forgotten: check what is there before another VM uses it",
-            count_of(flushes as u64, "image")
-        )?;
+        writeln!(out, "{}", flushes_text(flushes as u64, args.dry_run))?;
     }
     let freed = remove(remains.as_ref(), &files, args.dry_run, &mut out)?;
     let (freed, given_back) = (show_size(freed), show_size(given_back));
@@ -188,6 +184,13 @@ fn pools(former: Option<&Former>, is_dry: bool, out: &mut impl Write) -> Result<
     Ok(sum)
 }
 
+/// Returns what comes of the failed flushes of so many images.
+fn flushes_text(images: u64, is_dry: bool) -> String {
+    let verb = if is_dry { "would be" } else { "are" };
+    let images = count_of(images, "image");
+    format!("failed flushes of {images} {verb} forgotten: check what is there before another VM uses it")
+}
+
 /// Removes the files, and writes their names to `out`. Returns how many bytes they took.
 fn remove(remains: Option<&Remains>, files: &[(PathBuf, u64)], is_dry: bool, out: &mut impl Write) -> Result<u64> {
     for (path, bytes) in files {
@@ -225,6 +228,13 @@ mod tests {
     struct Program {
         #[command(flatten)]
         forget: ForgetArgs,
+    }
+
+    #[test]
+    fn what_is_only_shown_is_not_said_to_have_happened() {
+        let [dry, done] = [true, false].map(|is_dry| flushes_text(2, is_dry));
+        assert!(dry.starts_with("failed flushes of 2 images would be forgotten: "), "{dry}");
+        assert!(done.starts_with("failed flushes of 2 images are forgotten: "), "{done}");
     }
 
     #[test]
