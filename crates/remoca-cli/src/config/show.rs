@@ -84,7 +84,7 @@ fn shown(merged: &Merged, schema: &Schema, running: Option<&Status>, origin: boo
     for arg in schema.keys().filter(|arg| arg.get_long() != Some("disk")) {
         let key = arg.get_long().unwrap_or_default();
         let (value, from) = match running.and_then(|status| set(key, status, merged)) {
-            Some(value) => (Some(value), "set at run time".to_owned()),
+            Some(value) => (Some(value), "`remoca set`".to_owned()),
             None => (value(arg, merged), merged.origin(key, arg.get_id().as_str()).to_string()),
         };
         let is_off = key == "cache" && running.is_some_and(|status| status.server.is_some() && !status.cache.enabled);

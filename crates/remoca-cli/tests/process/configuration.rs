@@ -408,7 +408,7 @@ fn the_settings_of_a_running_process_are_shown_with_their_origin() {
     expect(&lasting);
     expect(&[from("cache = \"4M\"", &format!("{vm}:2"))]);
     said(&scene.ask("set", &["--cache", "2M"]));
-    let set = from("cache = \"2M\"", "set at run time");
+    let set = from("cache = \"2M\"", "`remoca set`");
     expect(std::slice::from_ref(&set));
     // The process goes on by what it has read.
     scene.configure("cache = '4M'\nguest-memory = '3G'");
