@@ -53,7 +53,8 @@ pub const COLUMNS: [Column; 19] = [
     ),
     column("USED", 6, Right, |vm, _| show_size(vm.used_bytes), "memory that holds pages now"),
     column("SERVER", 11, Left, |vm, _| vm.server.words().into(), SERVER),
-    column("READS", 7, Right, |vm, view| count(vm, view, vm.reads), "reads of the guest").with_rate("READ/s"),
+    column("READS", 7, Right, |vm, view| count(vm, view, vm.reads), "reads of the guest (M: millions)")
+        .with_rate("READ/s"),
     column("READ", 6, Right, |vm, view| bytes(vm, view, vm.read_bytes), "bytes read").with_rate("rB/s"),
     column("WRITES", 7, Right, |vm, view| count(vm, view, vm.writes), "writes of the guest").with_rate("WRITE/s"),
     column("WRITTEN", 7, Right, |vm, view| bytes(vm, view, vm.written_bytes), "bytes written").with_rate("wB/s"),
@@ -151,9 +152,22 @@ fn agent(agent: Agent) -> String {
 
 fn count(vm: &Figures, view: View, count: u64) -> String {
     match view {
-        View::Totals => count.to_string(),
+        View::Totals => short(count),
         View::Rates { .. } => rate(vm.each_second(count)),
     }
+}
+
+/// Returns a number in seven characters at most: ten millions and more as `10.0M`, then with `G` and so on, in steps of a thousand.
+fn short(count: u64) -> String {
+    const UNITS: [&str; 5] = ["M", "G", "T", "P", "E"];
+    if count < 10_000_000 {
+        return count.to_string();
+    }
+    let (mut tenths, mut unit) = (count / 100_000, 0);
+    while tenths >= 100_000 {
+        (tenths, unit) = (tenths / 1000, unit + 1);
+    }
+    format!("{}.{}{}", tenths / 10, tenths % 10, UNITS[unit])
 }
 
 fn bytes(vm: &Figures, view: View, bytes: u64) -> String {
@@ -213,6 +227,15 @@ mod tests {
         let off = Figures { cache_bytes: None, pool_at: None, failed_flushes: Vec::new(), disks: 2, ..vm };
         let off = line(&off, View::Totals, 16);
         assert!(off.starts_with("web                1/2   6.7m    off ") && off.ends_with("   -"), "{off}");
+    }
+
+    #[test]
+    fn large_numbers_stay_in_their_columns() {
+        let shown = [9_999_999, 10_000_000, 9_999_999_999, 12_345_678_901, u64::MAX].map(short);
+        assert_eq!(shown, ["9999999", "10.0M", "9999.9M", "12.3G", "18.4E"]);
+        let vm = Figures { reads: 123_456_789, writes: u64::MAX, evicted: 10_000_000, ..vm() };
+        let (heading, line) = (heading(View::Totals, 16), line(&vm, View::Totals, 16));
+        assert_eq!(heading.find("POOL AT"), line.find("tcp:h:1"), "{heading}\n{line}");
     }
 
     #[test]
