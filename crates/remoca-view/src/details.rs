@@ -91,7 +91,7 @@ impl Lines {
         let disk = count("missed_blocks") + count("covered_blocks");
         let figures = Figures::of(status, earlier);
         self.add("helps", help(figures.hits, disk_us(status, earlier.is_some()), figures.saved_s));
-        self.add("blocks", format!("{hits} from the memory server, {zeroes} known to be zero, {disk} from the disk"));
+        self.add("blocks", format!("{hits} from the cache, {zeroes} known to be zero, {disk} from the disk"));
     }
 
     fn add_disk(&mut self, status: &Status, disk: &DiskStatus, earlier: Option<&Status>) {
@@ -301,7 +301,7 @@ mod tests {
             let details = of(now, Some(&before)).into_iter().filter(|detail| detail.label == label);
             details.map(|detail| detail.text).collect::<Vec<_>>().join("\n")
         };
-        assert_eq!(text(&now, "blocks"), "2 from the memory server, 4 known to be zero, 0 from the disk");
+        assert_eq!(text(&now, "blocks"), "2 from the cache, 4 known to be zero, 0 from the disk");
         assert_eq!(text(&now, ""), "reads 10 (2.5/s), 40K (10K/s), 9 without the disk; writes 0 (0/s), 0B (0B/s)");
         now.hedging.disk = Some(NormalLatency { p50_us: 1080.0, p99_us: 0.0 });
         let less = "the guest waited 10ms less: 10 reads needed no disk and took 80 us each; one from the disk usually takes 1080 us";

@@ -90,7 +90,7 @@ fn the_status_as_a_table_in_full_and_as_json() {
         "attached",
         "helps       the guest waited ",
         "reads needed no disk and took",
-        "from the memory server, ",
+        "from the cache, ",
         "without the disk; writes ",
     ] {
         assert!(full.contains(word), "`{word}` is missing in: {full}");
