@@ -1,7 +1,8 @@
 //! What is different between two versions of the files of a VM.
 
-use super::edit::table;
+use super::fields::{FIELDS, Field};
 use super::file::{DiskEntry, Entry, Place, Settings};
+use remoca_disk::start::DiskOptions;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns a line for each setting that differs. Of several files the first ones prevail.
@@ -22,18 +23,40 @@ pub fn changes(before: &[Settings], after: &[Settings]) -> Vec<String> {
     let (old, new) = (disks(before), disks(after));
     let names: BTreeSet<_> = old.keys().chain(new.keys()).collect();
     for name in names {
-        let text = |disk: Option<&&DiskEntry>| disk.map(|disk| table(&disk.options).to_string());
         let place = |place: &Place| format!(" ({place})");
         match (old.get(*name), new.get(*name)) {
             (Some(_), None) => lines.push(format!("disk {name}: no longer there")),
             (None, Some(disk)) => lines.push(format!("disk {name}: new{}", place(&disk.place))),
-            (old, Some(disk)) if text(old) != text(Some(disk)) => {
-                lines.push(format!("disk {name}: changed; a guest sees it at its next start{}", place(&disk.place)));
+            (Some(old), Some(disk)) => {
+                let changes = changes_of_disk(&old.options, &disk.options);
+                lines.extend(changes.iter().map(|change| format!("disk {name}: {change}{}", place(&disk.place))));
             }
-            _ => {}
+            (None, None) => {}
         }
     }
     lines
+}
+
+/// Returns each setting of a disk that differs, and when a guest sees it if that is not at once.
+fn changes_of_disk(old: &DiskOptions, new: &DiskOptions) -> Vec<String> {
+    let change = |field: &Field| {
+        let [old, new] = [old, new].map(|disk| {
+            let value = (field.get)(disk)?;
+            Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+        });
+        let later = match field.name {
+            "read-only" | "sector" | "queues" => "; a guest sees it when it connects again",
+            _ => "",
+        };
+        let key = field.name;
+        match (old, new) {
+            (Some(old), Some(new)) if old != new => Some(format!("{key}: {old} -> {new}{later}")),
+            (None, Some(new)) => Some(format!("{key}: {new}{later}")),
+            (Some(old), None) => Some(format!("{key}: {old} is no longer set{later}")),
+            _ => None,
+        }
+    };
+    FIELDS.iter().filter_map(change).collect()
 }
 
 fn entries(files: &[Settings]) -> BTreeMap<&str, &Entry> {
@@ -74,7 +97,7 @@ mod tests {
         let after = format!(
             "cache = '2G'\nserver = ['tcp:a:1', 'tcp:b:1']\nno-hedge = false\n{}{}{}",
             disk("a", ""),
-            disk("b", "swap = true\n"),
+            disk("b", "swap = true\nqueues = 2\n"),
             disk("d", "")
         );
         let expected = [
@@ -82,9 +105,10 @@ mod tests {
             "cache: 1G -> 2G (F:2)",
             "no-hedge: true -> false (F:4)",
             "server: tcp:a:1, tcp:b:1 (F:3)",
-            "disk b: changed; a guest sees it at its next start (F:9)",
+            "disk b: swap: true (F:9)",
+            "disk b: queues: 2; a guest sees it when it connects again (F:9)",
             "disk c: no longer there",
-            "disk d: new (F:14)",
+            "disk d: new (F:15)",
         ];
         assert_eq!(changes(&read(&before), &read(&after)), expected);
         assert_eq!(changes(&read(&before), &read(&before)), [""; 0]);
