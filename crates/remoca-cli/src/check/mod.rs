@@ -202,23 +202,26 @@ struct Asked {
 fn of_server(server: &Asked, asked: &[Asked], running: Option<&Status>) -> Finding {
     let Asked { endpoint, wanted, is_local, answer } = server;
     let what = format!("server {endpoint}");
+    let granted = running.map_or(0, |Status { cache, .. }| match is_local {
+        true => cache.local_granted_bytes,
+        false => cache.granted_bytes,
+    });
     let (free, round_trip) = match answer {
         Ok(answer) => *answer,
         // The level of what the screens name: no guest is harmed.
         Err(error) => {
             let name = endpoint.to_string();
-            let is_away = |status: &Status| status.pools.iter().any(|pool| pool.state == "away" && pool.server == name);
-            let meanwhile = match running.is_some_and(is_away) {
-                true => "Its pool is in use meanwhile, but cannot grow",
-                false => "Reads go to the disk meanwhile",
+            let mut pools = running.iter().flat_map(|status| &status.pools);
+            let meanwhile = match pools.find(|pool| pool.server == name) {
+                Some(pool) if pool.state == "away" => "Its pool is in use meanwhile, but cannot grow".to_owned(),
+                None if granted > 0 => {
+                    format!("The others have granted {} of the {} wanted", show_size(granted), show_size(*wanted))
+                }
+                _ => "Reads go to the disk meanwhile".to_owned(),
             };
             return Finding::warning(what, error.clone(), meanwhile);
         }
     };
-    let granted = running.map_or(0, |Status { cache, .. }| match is_local {
-        true => cache.local_granted_bytes,
-        false => cache.granted_bytes,
-    });
     // A cache is made of the pools of several servers.
     let of_tier = asked.iter().filter(|other| other.is_local == *is_local);
     let possible = of_tier.filter_map(|other| Some(other.answer.as_ref().ok()?.0)).fold(granted, u64::saturating_add);
@@ -278,6 +281,11 @@ mod tests {
         let silent = Asked { answer: Err("nobody".into()), ..asked("tcp:donor1:7070", 0) };
         let advice = |status: &Status| of_server(&silent, &[], Some(status)).advice.unwrap();
         assert_eq!(advice(&status), "Reads go to the disk meanwhile");
+        // One without a pool, of a cache that others have granted.
+        let spare = Asked { answer: Err("nobody".into()), ..asked("tcp:donor3:7070", 0) };
+        let said = |running: Option<&Status>| of_server(&spare, &[], running).advice.unwrap();
+        assert_eq!(said(Some(&status)), "The others have granted 8G of the 8G wanted");
+        assert_eq!(said(None), "Reads go to the disk meanwhile");
         status.pools[0].state = "away".into();
         assert!(advice(&status).starts_with("Its pool is in use"));
     }
