@@ -1,8 +1,9 @@
 //! `remoca web`: a page and metrics of all VMs of this host.
 
 use crate::top::{host_socket, sockets_of};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
+use remoca_disk::start::WrongOptions;
 use remoca_view::address::Address;
 use remoca_view::web::{self, Options};
 use sd_notify::NotifyState;
@@ -47,10 +48,14 @@ pub struct WebArgs {
 /// If it cannot listen at an address, or should not.
 pub fn run(args: WebArgs) -> Result<()> {
     let WebArgs { names, listen, host, open, socket_group, interval } = args;
+    if let Some(address) = listen.iter().find(|address| !address.is_local() && !open) {
+        let why = "can be reached from other hosts, and everyone there would read the names, images and loads of all VMs: listen at \
+                   127.0.0.1 or a Unix socket and use a tunnel or a proxy that knows who may read, or say --open";
+        return Err(anyhow!("{address} {why}").context(WrongOptions));
+    }
     let options = Options {
         listen: if listen.is_empty() { vec![Address::default()] } else { listen },
         hosts: host,
-        is_open: open,
         group: socket_group,
         interval: Duration::from_secs(interval.into()),
         sockets: sockets_of(names)?,

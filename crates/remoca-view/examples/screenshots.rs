@@ -40,7 +40,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options {
         listen: vec!["127.0.0.1:0".parse()?],
         hosts: Vec::new(),
-        is_open: false,
         group: None,
         interval: Duration::from_millis(50),
         sockets: Box::new(move || sockets.clone()),

@@ -378,7 +378,7 @@ fn who_may_not_ask_is_told_so() {
 
 #[test]
 fn an_address_that_others_reach_has_to_be_asked_for() {
-    expect_refusal(&run(&["web", "--listen", "0.0.0.0:0"]), 1, &["can be reached from other hosts", "--open"]);
+    expect_refusal(&run(&["web", "--listen", "0.0.0.0:0"]), 78, &["can be reached from other hosts", "--open"]);
     expect_refusal(&run(&["web", "--listen", "everywhere"]), 2, &["`everywhere` is no address", "127.0.0.1:9170"]);
     expect_refusal(&run(&["status", "--from", "127.0.0.1:1"]), 1, &["no page answers at 127.0.0.1:1"]);
     expect_refusal(

@@ -45,8 +45,6 @@ pub struct Options {
     pub listen: Vec<Address>,
     /// Names of this host, besides those of loopback, under which the page may be asked for.
     pub hosts: Vec<String>,
-    /// Whether it may listen where other hosts reach it.
-    pub is_open: bool,
     /// Group that may connect to Unix sockets; only the owner may without one.
     pub group: Option<u32>,
     pub interval: Duration,
@@ -58,14 +56,8 @@ pub struct Options {
 /// Runs until the process is told to end. Calls `ready` with its addresses when it listens.
 ///
 /// # Errors
-/// If it cannot listen at an address, or should not, or takes no more snapshots.
+/// If it cannot listen at an address, or takes no more snapshots.
 pub fn run(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
-    if let Some(address) = options.listen.iter().find(|address| !address.is_local() && !options.is_open) {
-        bail!(
-            "{address} can be reached from other hosts, and everyone there would read the names, images and loads of all VMs: listen at \
-             127.0.0.1 or a Unix socket and use a tunnel or a proxy that knows who may read, or say --open"
-        );
-    }
     runtime()?.block_on(serve(options, ready))
 }
 
@@ -76,7 +68,7 @@ enum Listener {
 }
 
 async fn serve(options: Options, ready: impl FnOnce(&[String])) -> Result<()> {
-    let Options { listen, hosts, group, interval, sockets, host_socket, .. } = options;
+    let Options { listen, hosts, group, interval, sockets, host_socket } = options;
     let (mut ended, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut listeners = Vec::new();
     for address in &listen {

@@ -10,7 +10,6 @@ fn a_page_without_more_snapshots_ends() {
     let options = Options {
         listen: vec![format!("unix:{}", path.display()).parse().unwrap()],
         hosts: Vec::new(),
-        is_open: false,
         group: None,
         interval: Duration::from_secs(1),
         sockets: Box::new(|| panic!("nobody finds sockets")),

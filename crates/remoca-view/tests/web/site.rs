@@ -63,7 +63,6 @@ impl Site {
         let options = Options {
             listen: vec!["127.0.0.1:0".parse().unwrap(), Address::Unix(folder.path().join("page"))],
             hosts: Vec::new(),
-            is_open: false,
             group: None,
             interval: Duration::from_secs(1),
             sockets: Box::new(move || {
