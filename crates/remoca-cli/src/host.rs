@@ -29,7 +29,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Flags that are no settings.
 const NOT_IN_FILES: &[&str] = &["config", "sockets", "once", "output", "policy"];
@@ -207,7 +207,10 @@ pub fn run(args: &HostArgs, words: &[OsString]) -> Result<()> {
         Some(Ask::GiveBack { folder, place }) => give_back::run(&folder.config, &place.folder()?),
         Some(Ask::Status { place, output }) => tell(place, |report| match output {
             Form::Json => Ok(format!("{}\n", serde_json::to_string(report)?)),
-            Form::Table => Ok(table::text(report)),
+            Form::Table => {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+                Ok(table::text(report) + &table::age(report, now.map_or(0, |now| now.as_secs())))
+            }
         }),
         Some(Ask::Log { place, output }) => tell(place, |report| match output {
             Form::Json => Ok(format!("{}\n", serde_json::to_string(&report.decisions)?)),

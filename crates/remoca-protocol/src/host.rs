@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 pub const DECISIONS_MAX: usize = 100;
 /// Maximum size of a report in bytes.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;
+/// Age up to which no report is overdue, in seconds, however short the interval of the daemon is.
+const FRESH_S: u64 = 30;
 
 /// Everything about the division of a host's memory among its VMs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -15,6 +17,9 @@ pub struct HostReport {
     pub pid: u32,
     /// Time of the report, in seconds since 1970.
     pub at_s: u64,
+    /// Time between two looks at all VMs, each of which makes a new report. Older daemons do not tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interval_ms: Option<u64>,
     /// What is divided: "cache" at memory servers, or "local tier" in memory of the host.
     pub resource: String,
     /// Whether sizes are changed. Otherwise the daemon only says what it would do.
@@ -145,6 +150,14 @@ impl HostReport {
         Ok(line)
     }
 
+    /// Returns the age of the report at `now_s`, in seconds since 1970, if the daemon should have made another long ago: it hangs, and
+    /// only the thread that shows its last report does not.
+    #[must_use]
+    pub fn overdue_s(&self, now_s: u64) -> Option<u64> {
+        let patience_s = (self.interval_ms?.saturating_mul(3) / 1000).max(FRESH_S);
+        Some(now_s.saturating_sub(self.at_s)).filter(|age_s| *age_s > patience_s)
+    }
+
     /// Parses a report. Its texts may be shown on a terminal, see [`shown::from_json`].
     ///
     /// # Errors
@@ -157,6 +170,15 @@ impl HostReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_report_is_overdue_after_three_intervals() {
+        let of = |interval_ms| HostReport { at_s: 1000, interval_ms, ..HostReport::default() };
+        let minute = of(Some(60_000));
+        assert_eq!([0, 1000, 1180, 1181].map(|now_s| minute.overdue_s(now_s)), [None, None, None, Some(181)]);
+        assert_eq!([1030, 1031].map(|now_s| of(Some(100)).overdue_s(now_s)), [None, Some(31)]);
+        assert_eq!(of(None).overdue_s(u64::MAX), None, "it is not known when the next one is due");
+    }
 
     #[test]
     fn a_report_is_one_line_and_comes_back() {

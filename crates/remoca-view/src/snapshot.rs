@@ -116,7 +116,7 @@ impl Taker {
             taken_s: now_s,
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
-            problems: diagnosis::of_host(&vms, host_report.as_ref()),
+            problems: diagnosis::of_host(&vms, host_report.as_ref(), now_s),
             vms,
             host_report,
         }

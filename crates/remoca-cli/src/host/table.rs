@@ -3,8 +3,9 @@
 use crate::size::show_size;
 use remoca_protocol::host::{HostGuests, HostReport, HostVm};
 use remoca_view::host::decision_text;
-use remoca_view::text::percent;
+use remoca_view::text::{percent, show_seconds};
 use std::fmt::Write;
+use std::time::Duration;
 
 const NAME_WIDTH_MIN: usize = 10;
 
@@ -41,6 +42,14 @@ pub fn text(report: &HostReport) -> String {
         add_guests(&mut text, report, guests, width);
     }
     text
+}
+
+/// Returns the line that says of an old report that it is one; nothing of another. `now_s` is in seconds since 1970.
+pub fn age(report: &HostReport, now_s: u64) -> String {
+    report.overdue_s(now_s).map_or_else(String::new, |age_s| {
+        let age = show_seconds(Duration::from_secs(age_s).as_secs_f64());
+        format!("\nThis is {age} old: the daemon hangs. `systemctl restart remoca-host` ends that.\n")
+    })
 }
 
 /// Adds a line for each guest, and what holds for all of them.
@@ -199,6 +208,13 @@ mod tests {
         assert_eq!(lacking, 1);
         let note = "its VM process does not run: start it, and repeat the command";
         assert_eq!(lines, [format!("stopped          -       -       -   {note}")]);
+    }
+
+    #[test]
+    fn an_old_report_is_said_to_be_one() {
+        let report = HostReport { at_s: 1000, interval_ms: Some(10_000), ..HostReport::default() };
+        assert_eq!(age(&report, 1030), "");
+        assert!(age(&report, 1400).contains("This is 6.7m old: the daemon hangs."));
     }
 
     #[test]

@@ -19,6 +19,7 @@ impl Planner {
         };
         HostReport {
             at_s: at.unix_s,
+            interval_ms: u64::try_from(self.settings.interval.as_millis()).ok(),
             resource: self.settings.resource.name().into(),
             applies: self.settings.applies,
             policy: self.settings.policy.name().into(),

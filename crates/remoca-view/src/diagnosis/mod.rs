@@ -4,6 +4,7 @@
 //! symptoms that follow from them, then what is worth knowing.
 
 mod balloon;
+mod daemon;
 mod disk;
 mod found;
 mod guest;
@@ -92,10 +93,12 @@ pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
     ranked.into_iter().map(|(_, _, problem)| problem).collect()
 }
 
-/// Returns all problems of these VMs and of what the host's daemon does with them, the worst first.
+/// Returns all problems of these VMs and of what the host's daemon does with them, the worst first. `now_s` is in seconds since 1970.
 #[must_use]
-pub fn of_host(vms: &[Vm], report: Option<&HostReport>) -> Vec<Problem> {
+pub fn of_host(vms: &[Vm], report: Option<&HostReport>, now_s: f64) -> Vec<Problem> {
     let mut problems = of_all(vms);
+    let hangs = report.and_then(|report| daemon::of_report(report, now_s));
+    problems.extend(hangs.map(|finding| Problem::new("host-hangs", Vec::new(), finding)));
     let stuck = report.into_iter().flat_map(balloon::of_report);
     problems.extend(stuck.map(|(vm, finding)| Problem::new("balloon-stuck", vec![vm.into()], finding)));
     sort(&mut problems);
