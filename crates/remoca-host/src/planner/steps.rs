@@ -136,6 +136,7 @@ impl Planner {
         }
         let Some(vm) = self.vms.get_mut(&step.vm) else { return };
         vm.changed_at = Some(at.now);
+        vm.is_untold = matches!(outcome, Outcome::NotSent(_));
         vm.end_wait();
         match outcome {
             Outcome::Answered(answer) => self.hear(at, &step.vm, answer),

@@ -40,8 +40,10 @@ pub(super) struct KnownVm {
     dead_since: Option<Duration>,
     /// Whether a former daemon saw it dead for too long. It says nothing once somebody has its socket again.
     pub(super) was_dead: bool,
-    /// When its size was changed last.
+    /// When its size was changed last, or was to be.
     pub(super) changed_at: Option<Duration>,
+    /// Whether it could not be told that change.
+    pub(super) is_untold: bool,
     /// Size that it may still get by a command whose answer did not come, and when it answered again.
     unanswered: Option<(u64, Option<Duration>)>,
     /// Size by the record of a former daemon, if it has not answered this one.
@@ -67,6 +69,7 @@ impl KnownVm {
             dead_since: None,
             was_dead: false,
             changed_at: None,
+            is_untold: false,
             unanswered: None,
             recorded,
             ignored_until: None,
@@ -235,7 +238,10 @@ impl KnownVm {
             return cannot(format!("it did not change its size as told (`remoca host log` says why); {wait}"));
         }
         let changed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
-        let changed_text = |passed: Duration| format!("it was changed {} s ago", passed.as_secs());
+        let changed_text = |passed: Duration| {
+            let what = if self.is_untold { "it could not be told its new size" } else { "it was changed" };
+            format!("{what} {} s ago", passed.as_secs())
+        };
         if let Some(passed) = changed.filter(|_| !is_urgent) {
             let (why, left) = (changed_text(passed), time_left(window.saturating_sub(passed)));
             return cannot(format!("{why}, and is not changed again for {left}"));
@@ -414,6 +420,8 @@ mod tests {
         expect(&vm, 3, "it has not told", false);
         vm.changed_at = Some(Duration::from_secs(10));
         expect(&vm, 69, "it was changed 59", true);
+        vm.is_untold = true;
+        expect(&vm, 69, "it could not be", true);
         expect(&vm, 70, "it has not told", false);
         vm.ignored_until = Some(Duration::from_secs(100));
         expect(&vm, 99, "it did not change", true);

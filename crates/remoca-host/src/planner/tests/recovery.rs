@@ -423,6 +423,9 @@ fn an_intent_that_cannot_be_written_is_not_executed() {
     let planner: &Planner = &world.planner;
     assert!(planner.report(world.at).decisions[0].outcome.contains("cannot be written"));
     assert_eq!(world.planner.next_step(world.at), None, "and nothing is given");
+    world.hear_next();
+    let why = &world.planner.report(world.at).vms[1].why;
+    assert!(why.starts_with("it could not be told its new size "), "{why}");
 }
 
 #[test]
