@@ -12,6 +12,7 @@ use crate::resource::Resource;
 use crate::text::shortened;
 use remoca_io::control::call_within;
 use remoca_protocol::control::{Command, CurveGrid, Reply, Status};
+use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -102,7 +103,10 @@ impl Processes {
                 self.note_late(name, socket, lateness);
             }
         }
-        let silent = |name| Answer::Silent(self.silence(name).unwrap_or("it could not be asked").into());
+        let silent = |name| match self.silence(name) {
+            Some(why) => Answer::Silent(why.into()),
+            None => Answer::Unasked("it could not be asked".into()),
+        };
         places.iter().map(|(name, _)| said.remove(name).unwrap_or_else(|| silent(name))).collect()
     }
 
@@ -195,6 +199,12 @@ impl Late {
 
 fn is_late(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::TimedOut
+}
+
+/// Returns whether this system lacks file descriptors or memory for a connection.
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
+    Errno::from_io_error(error).is_some_and(|errno| shortages.contains(&errno))
 }
 
 fn curve_at(grid: CurveGrid) -> Command {
@@ -305,6 +315,7 @@ fn silence(answer: io::Result<Reply>) -> Answer {
         Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => {
             Answer::Dead
         }
+        Err(error) if is_shortage(&error) => Answer::Unasked(format!("it could not be asked: {error}")),
         Err(error) => Answer::Silent(error.to_string()),
     }
 }

@@ -37,6 +37,8 @@ pub enum Answer {
     Read(Box<Reading>),
     /// It hangs, or answers with what is not believed.
     Silent(String),
+    /// It was not asked, because this system lacks what that needs. Says nothing about the process.
+    Unasked(String),
     /// Nobody listens at its socket: its process was killed.
     Dead,
 }

@@ -52,6 +52,16 @@ fn long_words_of_a_process_are_cut() {
 }
 
 #[test]
+fn a_daemon_without_descriptors_says_nothing_about_the_process_that_it_cannot_ask() {
+    for shortage in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+        let answer = silence(Err(shortage.into()));
+        assert!(matches!(&answer, Answer::Unasked(why) if why.starts_with("it could not be asked: ")), "{answer:?}");
+    }
+    assert_eq!(silence(Err(Errno::CONNREFUSED.into())), Answer::Dead);
+    assert!(matches!(silence(Err(Errno::PIPE.into())), Answer::Silent(_)));
+}
+
+#[test]
 fn one_whose_answer_to_a_size_is_not_believed_may_have_taken_that() {
     let folder = tempfile::tempdir().unwrap();
     let (socket, listener) = listen(folder.path(), "a");

@@ -95,6 +95,12 @@ impl KnownVm {
                 (self.dead_since, self.was_dead) = (None, false);
                 false
             }
+            Answer::Unasked(why) => {
+                if !self.is_dead() {
+                    self.silent = Some(why);
+                }
+                false
+            }
             Answer::Dead => {
                 self.silent = Some("its process was killed".into());
                 self.dead_since.get_or_insert(now);
@@ -361,6 +367,7 @@ mod tests {
         answer(&mut vm, 5, |_| {});
         vm.stop(at(10));
         vm.hear(at(20), Answer::Dead);
+        vm.hear(at(30), Answer::Unasked("too many open files".into()));
         assert!(vm.is_dead() && !vm.is_absent(at(69)) && vm.is_absent(at(70)));
         answer(&mut vm, 71, |_| {});
         assert!(!vm.is_dead() && !vm.is_absent(at(1000)));
@@ -391,6 +398,7 @@ mod tests {
             vm.was_dead = true;
             assert!(!vm.is_absent(at(0)), "it was not asked yet");
             vm.hear(at(1), Answer::Dead);
+            vm.hear(at(1), Answer::Unasked("too many open files".into()));
             assert!(vm.is_absent(at(1)));
             comes_back(&mut vm);
             assert!(!vm.is_absent(at(2)));
