@@ -5,6 +5,7 @@ mod here;
 mod table;
 
 use crate::form::Form;
+use crate::memory::KnownFiles;
 use crate::runtime::{self, KnownSockets};
 use crate::settings::file::{self, HOST};
 use crate::settings::layers::Merged;
@@ -266,6 +267,7 @@ fn divide(args: &HostArgs) -> Result<()> {
         output: (!is_service).then_some(args.output),
         is_first: true,
         known: KnownSockets::default(),
+        files: KnownFiles::default(),
     };
     let mut daemon = Daemon::new(settings, host, paths.as_ref())?;
     if is_daemon {

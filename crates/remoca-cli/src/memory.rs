@@ -3,14 +3,20 @@
 use crate::settings::file::{MEMORY, Problem, Settings};
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
-use crate::settings::{Files, Unusable};
+use crate::settings::{Files, Unusable, host_path, vm_path};
 use crate::size::{parse_size, show_size};
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, FromArgMatches};
 use remoca_core::allocation::WEIGHTS;
 use remoca_host::guest::Address;
 use remoca_host::limits::Limits;
-use std::path::Path;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time within which an editor that has moved a file away puts another one in its place.
+const REPLACED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Keys of the table.
 #[derive(Args, Debug)]
@@ -80,12 +86,51 @@ fn args(files: &Files) -> Result<MemoryArgs> {
     Ok(MemoryArgs::from_arg_matches(&Merged::new(&schema(), &[], &[&vm, &host])?.matches)?)
 }
 
-/// Returns the limits of the VM `name` by the files in `folder`, or why there are none as a text.
-///
-/// # Errors
-/// As [`limits`].
-pub fn limits_of(name: &str, folder: &Path) -> Result<Limits, String> {
-    read(name, folder, limits)
+/// Files of the configuration that are read again and again, and since when those of them are missing that were there. For a moment that
+/// is a mistake, as an editor may be replacing them; then there are none.
+#[derive(Default)]
+pub struct KnownFiles(RefCell<BTreeMap<PathBuf, Option<Instant>>>);
+
+impl KnownFiles {
+    /// Returns the limits of the VM `name` by the files in `folder`, or why there are none as a text.
+    ///
+    /// # Errors
+    /// As [`limits`], and if a file is missing that was there a moment ago.
+    pub fn limits_of(&self, name: &str, folder: &Path) -> Result<Limits, String> {
+        read(name, folder, |files| {
+            self.note(Instant::now(), name, folder, files)?;
+            limits(files)
+        })
+    }
+
+    /// Returns the monitor of the guest of the VM `name` by the files in `folder`; `None` if they name none.
+    ///
+    /// # Errors
+    /// As [`Self::limits_of`].
+    pub fn monitor_of(&self, name: &str, folder: &Path) -> Result<Option<Address>, String> {
+        read(name, folder, |files| {
+            self.note(Instant::now(), name, folder, files)?;
+            Ok(args(files)?.monitor)
+        })
+    }
+
+    fn note(&self, now: Instant, name: &str, folder: &Path, files: &Files) -> Result<()> {
+        let mut known = self.0.borrow_mut();
+        let mut missing = None;
+        for (path, file) in [(vm_path(folder, name), &files.vm), (host_path(folder), &files.host)] {
+            if file.is_some() {
+                known.insert(path, None);
+            } else if let Some(since) = known.get(&path).map(|since| since.unwrap_or(now)) {
+                if now.saturating_duration_since(since) < REPLACED_WITHIN {
+                    known.insert(path.clone(), Some(since));
+                    missing = Some(path);
+                } else {
+                    known.remove(&path);
+                }
+            }
+        }
+        missing.map_or(Ok(()), |path| Err(anyhow!("{}: it was there a moment ago, and is missing", path.display())))
+    }
 }
 
 /// Returns the monitor of the guest of the VM `name` by the files in `folder`; `None` if they name none.
@@ -124,6 +169,26 @@ mod tests {
     fn files(vm: &str, host: &str) -> Files {
         let text = |path: &str, text: &str| Some(Text { path: path.into(), text: format!("version = 1\n{text}") });
         Files { vm: text("V", vm), host: text("H", host) }
+    }
+
+    #[test]
+    fn a_file_that_was_there_is_a_mistake_while_it_may_be_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = vm_path(folder.path(), "web1");
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        let (known, began) = (KnownFiles::default(), Instant::now());
+        let minimum = || known.limits_of("web1", folder.path()).map(|limits| limits.minimum_bytes);
+        assert_eq!(minimum(), Ok(0), "there has never been one");
+        for _ in 0..2 {
+            std::fs::write(&path, "version = 1\n[memory]\nminimum = \"1G\"\n").unwrap();
+            assert_eq!(minimum(), Ok(1 << 30));
+            std::fs::remove_file(&path).unwrap();
+            let why = minimum().unwrap_err();
+            assert!(why.contains("web1.toml: it was there a moment ago"), "{why}");
+        }
+        let later = began + Duration::from_secs(600);
+        assert!(known.note(later, "web1", folder.path(), &Files::default()).is_ok());
+        assert_eq!((minimum(), known.monitor_of("web1", folder.path())), (Ok(0), Ok(None)));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::here::{Host, asked};
 use super::table;
-use crate::memory;
+use crate::memory::{self, KnownFiles};
 use crate::output::output;
 use crate::runtime::KnownSockets;
 use anyhow::{Context, Result, anyhow, bail};
@@ -80,7 +80,14 @@ fn alone(config: &Path, directory: &Path, paths: &Paths, signals: &Signals) -> R
         guests: Some(GuestTerms::NO_ROUNDS),
     };
     let (directory, folder) = (directory.into(), config.into());
-    let host = Host { directory, folder, output: None, is_first: true, known: KnownSockets::default() };
+    let host = Host {
+        directory,
+        folder,
+        output: None,
+        is_first: true,
+        known: KnownSockets::default(),
+        files: KnownFiles::default(),
+    };
     let mut daemon = Daemon::new(settings, host, Some(paths))?;
     daemon.give_back();
     daemon.run(signals.stop.as_fd(), Extent::Once)?;

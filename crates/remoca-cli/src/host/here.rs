@@ -2,7 +2,7 @@
 
 use super::table;
 use crate::form::Form;
-use crate::memory;
+use crate::memory::KnownFiles;
 use crate::runtime::{self, KnownSockets};
 use anyhow::Result;
 use remoca_host::daemon::Surroundings;
@@ -31,6 +31,7 @@ pub(super) struct Host {
     pub(super) is_first: bool,
     /// Those that were there before count as silent, and not as gone, while the directory cannot be read.
     pub(super) known: KnownSockets,
+    pub(super) files: KnownFiles,
 }
 
 impl Surroundings for Host {
@@ -40,11 +41,11 @@ impl Surroundings for Host {
     }
 
     fn limits(&self, vm: &str) -> Result<Limits, String> {
-        memory::limits_of(vm, &self.folder)
+        self.files.limits_of(vm, &self.folder)
     }
 
     fn monitor(&self, vm: &str) -> Result<Option<Address>, String> {
-        memory::monitor_of(vm, &self.folder)
+        self.files.monitor_of(vm, &self.folder)
     }
 
     fn show(&mut self, report: &HostReport) -> io::Result<()> {
