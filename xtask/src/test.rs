@@ -17,6 +17,8 @@ const SYSTEMS: [&str; 3] = ["debian12", "debian13", "debian12-systemd"];
 const LINTED_WITH: &str = "rustc 1.95.";
 /// Reason with which tests are ignored that only `cargo xtask test-long` runs.
 const LONG: &str = "long: cargo xtask test-long";
+/// What a test that ends early because something is missing here says before the reason.
+const SKIPPED: &str = "SKIPPED: ";
 /// Seed of the property tests in `cargo xtask test`: a chance finding is not a fault of the tested change. `cargo xtask properties`
 /// draws others.
 const SEED: u64 = 1;
@@ -98,8 +100,9 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
         for test in program.long_tests(&long)? {
             if wanted.is_empty() || wanted.iter().any(|part| test.contains(part)) {
                 let began = Instant::now();
-                let result = program.run(1, &["--ignored", "--nocapture", "--exact", &test]);
-                let (seconds, word) = (began.elapsed().as_secs(), if result.is_ok() { "passed" } else { "failed" });
+                let step = program.step(1, &["--ignored", "--nocapture", "--exact", &test], SEED);
+                let result = step.run_and_find(SKIPPED);
+                let (seconds, word) = (began.elapsed().as_secs(), result_text(&result));
                 table += &format!("| {} | `{test}` | {seconds} | {word} |\n", program.package());
                 failed.extend(result.err());
             }
@@ -113,6 +116,15 @@ pub fn run_long(arguments: Vec<OsString>) -> Result<(), String> {
     let minutes = started.elapsed().as_secs_f64() / 60.0;
     println!("{table}the long tests took {minutes:.1} minutes, {} failed", failed.len());
     if failed.is_empty() { Ok(()) } else { Err(failed.join("\n")) }
+}
+
+/// Returns what the table says of a test.
+fn result_text(result: &Result<Option<String>, String>) -> String {
+    match result {
+        Ok(None) => "passed".into(),
+        Ok(Some(why)) => format!("skipped: {why}"),
+        Err(_) => "failed".into(),
+    }
 }
 
 /// Builds the program that can leave out safety rules.
@@ -257,6 +269,10 @@ impl TestProgram {
     /// # Errors
     /// Its name, if a test failed.
     pub fn run_with_seed(&self, threads: usize, arguments: &[&str], seed: u64) -> Result<(), String> {
+        self.step(threads, arguments, seed).run()
+    }
+
+    fn step(&self, threads: usize, arguments: &[&str], seed: u64) -> Step {
         let mut command = Command::new(&self.path);
         command.args(arguments).current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
         command.env("RUST_TEST_THREADS", threads.to_string()).env("PROPTEST_RNG_SEED", seed.to_string());
@@ -266,7 +282,7 @@ impl TestProgram {
             command.env("TMPDIR", "/var/tmp");
         }
         let test = arguments.last().map(|test| format!(" {test}")).unwrap_or_default();
-        Step::new(&format!("{} {}{test}", self.package(), self.source), command).run()
+        Step::new(&format!("{} {}{test}", self.package(), self.source), command)
     }
 }
 
@@ -318,6 +334,13 @@ mod tests {
             let status = shell.status().unwrap();
             assert_eq!((status.code(), policy.exists()), (Some(code), false), "SIG{signal}");
         }
+    }
+
+    #[test]
+    fn a_test_that_was_skipped_has_not_passed() {
+        let texts =
+            [Ok(None), Ok(Some("no such commit".into())), Err("a test: failed".into())].map(|it| result_text(&it));
+        assert_eq!(texts, ["passed", "skipped: no such commit", "failed"]);
     }
 
     #[test]
