@@ -126,11 +126,18 @@ impl Pool {
         self.drain.is_some_and(|drain| drain.reason == DrainReason::Unlisted)
     }
 
-    /// Starts a session with the server of `seat`, which made this offer.
-    pub(super) fn begin_session(&mut self, seat: Seat, now: Nanos, offer: &PoolOffer, is_warm: bool, is_local: bool) {
+    /// Starts a session with the server of `seat`, which made this offer. A pool that is warm `had` this size.
+    pub(super) fn begin_session(
+        &mut self,
+        seat: Seat,
+        now: Nanos,
+        offer: &PoolOffer,
+        had: Option<PageCount>,
+        is_local: bool,
+    ) {
         assert!(self.seat.is_none(), "a pool has one session at a time");
         *self = Self { seat: Some(seat), is_local, ..Self::new(self.number, self.window) };
-        self.size.begin(now, offer.npages, offer.possible(), is_warm);
+        self.size.begin(now, offer.npages, offer.possible(), had);
     }
 
     /// Ends the session. The caller must take its REQUESTs.

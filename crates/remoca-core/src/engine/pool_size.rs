@@ -87,13 +87,11 @@ impl Size {
     }
 
     /// Starts a session with a server that has granted `granted` pages and is believed to give up to `limit`. A pool that
-    /// is warm keeps its size as its share.
-    pub(super) fn begin(&mut self, now: Nanos, granted: PageCount, limit: PageCount, is_warm: bool) {
+    /// is warm keeps the size that it `had` as its share, or what the server says that it has, if that is less.
+    pub(super) fn begin(&mut self, now: Nanos, granted: PageCount, limit: PageCount, had: Option<PageCount>) {
         *self = Self { is_up: true, granted, limit, is_stale: true, ..Self::new(self.pool) };
         self.lift_at = now.plus_ns(RESIZE_RETRY_NS);
-        if is_warm {
-            self.share = granted;
-        }
+        self.share = had.map_or(PageCount(0), |had| had.min(granted));
     }
 
     /// Ends the session.

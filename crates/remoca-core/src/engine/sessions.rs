@@ -232,6 +232,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
             }
             None => (self.index.free_pool().expect("a server is chosen only if a pool can be added"), false),
         };
+        let had = is_warm.then(|| self.index.kept_capacity(number));
         let is_local = self.pools.local.is_at(server);
         let seat = if is_local { self.pools.local.begin(now, choice) } else { self.placement.begin(now, choice) };
         self.actions.push_back(Action::Use(server));
@@ -245,7 +246,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if !is_warm && !is_local && offer.possible() > PageCount(0) {
             self.pools.replace_lost(server, &mut self.index);
         }
-        self.pools.pool_mut(number).begin_session(seat, now, &offer, is_warm, is_local);
+        self.pools.pool_mut(number).begin_session(seat, now, &offer, had, is_local);
         if !is_local && self.placement.standing(now, server) != Standing::Listed {
             self.drain(now, number, DrainReason::Unlisted);
         }

@@ -281,6 +281,20 @@ fn a_large_pool_that_returns_is_as_large_as_before_though_a_small_one_could_grow
 }
 
 #[test]
+fn a_server_that_returns_with_more_than_its_pool_had_takes_nothing_from_the_others() {
+    let mut cluster = Cluster::new(2 * PART, &[(A, PART), (B, PART)]);
+    assert!((0..u64::from(2 * PART)).all(|bno| cluster.cache(bno)));
+    cluster.bench.wait(60 * SECOND);
+    assert!(cluster.lose(A).contains(&Action::Ask(A)));
+    let claim = cluster.warm(A, u32::MAX);
+    let actions = cluster.bench.answer(A, claim);
+    assert_eq!(actions, [Action::Use(A), size(A, PART)]);
+    cluster.execute(actions, true);
+    assert_eq!(cluster.settle(), []);
+    assert_eq!((cluster.granted(), cluster.count_hits(0..50)), (vec![PART; 2], 50));
+}
+
+#[test]
 fn the_share_of_a_lost_pool_goes_to_the_others() {
     let (mut cluster, of) = Cluster::four(10 * PART);
     cluster.bench.wait(60 * SECOND);
