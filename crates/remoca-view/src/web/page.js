@@ -25,6 +25,7 @@ function size(bytes) {
 const time = (s) => new Date(s * 1000).toISOString().slice(11, 19) + "Z";
 
 function whose(vms) {
+  if (vms.length === 0) return "this host";
   return vms.length > 1 ? vms[0] + " and " + (vms.length - 1) + " more" : vms[0];
 }
 
