@@ -11,7 +11,7 @@ use remoca_core::allocation::WEIGHTS;
 use remoca_host::guest::Address;
 use remoca_host::limits::Limits;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -92,6 +92,12 @@ fn args(files: &Files) -> Result<MemoryArgs> {
 pub struct KnownFiles(RefCell<BTreeMap<PathBuf, Option<Instant>>>);
 
 impl KnownFiles {
+    /// Forgets the files in `folder` of all VMs but these.
+    pub fn keep<'n>(&self, folder: &Path, names: impl Iterator<Item = &'n str>) {
+        let paths: BTreeSet<PathBuf> = names.map(|name| vm_path(folder, name)).chain([host_path(folder)]).collect();
+        self.0.borrow_mut().retain(|path, _| paths.contains(path));
+    }
+
     /// Returns the limits of the VM `name` by the files in `folder`, or why there are none as a text.
     ///
     /// # Errors
@@ -189,6 +195,22 @@ mod tests {
         let later = began + Duration::from_secs(600);
         assert!(known.note(later, "web1", folder.path(), &Files::default()).is_ok());
         assert_eq!((minimum(), known.monitor_of("web1", folder.path())), (Ok(0), Ok(None)));
+    }
+
+    #[test]
+    fn a_vm_that_comes_again_without_its_file_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, known) = (vm_path(folder.path(), "web1"), KnownFiles::default());
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        let minimum = || known.limits_of("web1", folder.path()).map(|limits| limits.minimum_bytes);
+        std::fs::write(&path, "version = 1\n[memory]\nminimum = \"1G\"\n").unwrap();
+        std::fs::write(host_path(folder.path()), "version = 1\n").unwrap();
+        assert_eq!(minimum(), Ok(1 << 30));
+        std::fs::remove_file(&path).unwrap();
+        known.keep(folder.path(), ["web1"].into_iter());
+        assert!(minimum().is_err());
+        known.keep(folder.path(), ["web2"].into_iter());
+        assert_eq!((minimum(), known.0.borrow().len()), (Ok(0), 1), "that of the host is known");
     }
 
     #[test]

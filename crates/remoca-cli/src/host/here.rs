@@ -37,7 +37,9 @@ pub(super) struct Host {
 impl Surroundings for Host {
     fn vms(&self) -> Vec<(String, PathBuf)> {
         let name = |path: PathBuf| Some((path.file_stem()?.to_str()?.to_owned(), path));
-        self.known.read(&self.directory).into_iter().filter_map(name).collect()
+        let vms: Vec<(String, PathBuf)> = self.known.read(&self.directory).into_iter().filter_map(name).collect();
+        self.files.keep(&self.folder, vms.iter().map(|(vm, _)| vm.as_str()));
+        vms
     }
 
     fn limits(&self, vm: &str) -> Result<Limits, String> {
