@@ -375,14 +375,6 @@ impl Placement {
         self.servers.iter().filter_map(candidate).collect()
     }
 
-    /// Returns whether a listed server has answered that it has memory, and waits for the choice.
-    pub(super) fn has_offer(&self, now: Nanos) -> bool {
-        self.servers.iter().any(|server| match server.state {
-            State::Answered(offer, _) => server.is_listed() && server.can_give(&offer, now) > PageCount(0),
-            State::Idle(_) | State::Asked | State::InUse => false,
-        })
-    }
-
     /// Gives a server a pool. Returns the seat of the pool.
     pub(super) fn begin(&mut self, now: Nanos, choice: &Choice) -> Seat {
         if let Some(server) = self.server(choice.server) {

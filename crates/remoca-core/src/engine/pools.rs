@@ -336,7 +336,9 @@ impl Pools {
         let expected = self.begun().iter().filter(counts).count();
         let reserved = if seats > 0 { self.expected_slots(index) } else { 0 };
         let limits: u64 = members().map(|pool| u64::from(pool.size.limit().0)).sum();
-        let taken = self.up().count() + expected + self.reserved();
+        // The local tier always finds room.
+        let is_reserved = self.local.server().is_some() && !self.begun().iter().any(Pool::is_local);
+        let taken = self.up().count() + expected + usize::from(is_reserved);
         Need {
             wanted: self.wanted,
             covered: limits.saturating_add(reserved),
@@ -347,33 +349,6 @@ impl Pools {
             can_add: taken < usize::from(self.limits.pools) && index.free_pool().is_some(),
             lost,
         }
-    }
-
-    /// Returns the number of pools for which room is kept: the local tier always finds some.
-    fn reserved(&self) -> usize {
-        usize::from(self.local.server().is_some() && !self.begun().iter().any(Pool::is_local))
-    }
-
-    /// Returns the pool that is to make room for one at another server: the one with the fewest pages, of those whose server
-    /// `leaves`. Returns `None` if another pool has a share or gets one again, or if there is room.
-    pub(super) fn in_the_way<M>(
-        &self,
-        leaves: impl Fn(ServerNumber) -> bool,
-        index: &CacheIndex<M>,
-    ) -> Option<PoolIndex>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
-        let has_all_sessions = self.up().count() + self.reserved() >= usize::from(self.limits.pools);
-        // A number whose slots are being given up is waited for.
-        let has_all_numbers = index.pools().count() >= usize::from(POOLS_MAX);
-        let has_share = |pool: &Pool| !pool.is_local() && !pool.is_unlisted();
-        if self.up().any(has_share) || !(has_all_sessions || has_all_numbers) {
-            return None;
-        }
-        let numbers = index.pools().filter(|(_, known)| leaves(ServerNumber(known.server))).map(|(number, _)| number);
-        let helps = |number: &PoolIndex| !has_all_sessions || self.pool(*number).is_up();
-        numbers.filter(helps).min_by_key(|number| index.pool_slot_counts(*number).used)
     }
 
     /// Returns whether any pool, of the local tier as well, is changing its size, or still has to give back chunks of slots.

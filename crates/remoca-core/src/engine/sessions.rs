@@ -170,7 +170,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         for server in without {
             self.pools.forget_at(server, &mut self.index);
         }
-        self.make_room(now);
         self.placement.release(now, &self.pools.need(&self.index), &mut self.actions);
         for number in self.pools.end_drains(now) {
             self.leave(now, number);
@@ -178,21 +177,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.pools.share(now, &mut self.index, &mut self.actions);
         let index = &self.index;
         self.placement.forget_left(|server| index.pool_of(server.0).is_some(), &mut self.actions);
-    }
-
-    /// Gives up a pool of a server that was taken out of the list, if a listed one could have a pool and there is no room for it: no other
-    /// pool takes pages.
-    fn make_room(&mut self, now: Nanos) {
-        if !self.placement.has_offer(now) {
-            return;
-        }
-        let placement = &self.placement;
-        let leaves = |server: ServerNumber| placement.leaves_since(server).is_some();
-        match self.pools.in_the_way(leaves, &self.index) {
-            Some(number) if self.pools.pool(number).is_up() => self.leave(now, number),
-            Some(number) => self.pools.forget(number, &mut self.index),
-            None => {}
-        }
     }
 
     /// Measures the servers with pools, and drains a pool that is much slower than the others.

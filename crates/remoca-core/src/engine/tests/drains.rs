@@ -1,7 +1,7 @@
 //! Pools that end or shrink while the others go on: they are drained, or their server takes memory back.
 
 use super::super::pool::DrainReason;
-use super::placement::{A, B, C, D, SECOND, of_size, room, size};
+use super::placement::{A, B, C, SECOND, of_size, room, size};
 use super::pools::{Cluster, PART, config_of};
 use super::*;
 use crate::index::Origin;
@@ -266,41 +266,6 @@ fn a_drain_that_nobody_can_help_ends_after_some_time() {
     }
     assert_eq!(cluster.bench.now.since_ns(start) / SECOND, 600);
     assert!(!cluster.hits(of_a[0]));
-}
-
-/// Otherwise no page is taken until the drains end.
-#[test]
-fn a_drained_pool_is_left_for_a_listed_server_if_there_is_no_room_for_another_pool() {
-    let config = EngineConfig { pools: 2, ..config_of(2 * PART) };
-    let mut cluster = Cluster::of(config, &[(A, PART), (B, PART)]);
-    assert!((0..u64::from(2 * PART)).all(|bno| cluster.cache(bno)));
-    let of = |server: ServerNumber| {
-        let cluster = &cluster;
-        (0..u64::from(2 * PART)).find(|bno| cluster.server_of(*bno) == server).unwrap()
-    };
-    let (of_a, of_b) = (of(A), of(B));
-    cluster.bench.wait(SECOND);
-    cluster.bench.engine.set_servers(cluster.bench.now, &[C, D], Leaving::Drained);
-    assert_eq!(cluster.bench.all_actions(), [Action::Ask(C), Action::Ask(D)]);
-    assert!(cluster.hits(of_b), "B has fewer pages now");
-    assert_eq!(cluster.bench.answer(D, room(1, 0)), [Action::Release(D)], "it has nothing");
-    let left = cluster.bench.answer(C, room(1, 100));
-    assert!(left.contains(&Action::Leave(B)) && !left.contains(&Action::Leave(A)), "{left:?}");
-    cluster.execute(left, true);
-    let start = cluster.bench.now;
-    while !cluster.bench.sessions().contains(&C) {
-        let actions = cluster.bench.until_next();
-        let is_asked = actions.contains(&Action::Ask(C));
-        cluster.execute(actions, true);
-        if is_asked {
-            cluster.bench.engine.handle_answer(cluster.bench.now, C, room(1, 100));
-        }
-    }
-    assert!(cluster.bench.now.since_ns(start) < SECOND);
-    let others = cluster.settle();
-    assert!(!others.contains(&Action::Leave(A)), "{others:?}");
-    assert!(cluster.cache(120) && cluster.hits(of_a));
-    assert_eq!(cluster.server_of(120), C);
 }
 
 /// Lets nobody answer and nobody give more until something holds, and gives the same list again after five minutes. Returns how many
