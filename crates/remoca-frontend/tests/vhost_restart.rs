@@ -428,26 +428,35 @@ fn turn_until(device: &mut VhostDevice, what: &str, mut done: impl FnMut(&mut Vh
     panic!("{what} did not come");
 }
 
+/// Returns a guest whose back end has ended with three of its writes in flight, and these writes.
+fn guest_of_a_dead_back_end(socket: &Path) -> (TestGuest, Vec<Ticket>) {
+    let mut guest = TestGuest::new(options());
+    let backend = Backend::spawn_with(config(), socket, disk(), holding());
+    guest.connect(socket).unwrap();
+    let waiting = submit_writes(&mut guest, 0, 0, 3, 1);
+    wait_held(&backend, 3);
+    (guest, waiting)
+}
+
+/// Connects the guest to a new device at `socket`.
+fn connected(mut guest: TestGuest, socket: &Path) -> (VhostDevice, TestGuest) {
+    let mut device = VhostDevice::new(config(), SocketSource::bind(socket, None).unwrap()).unwrap();
+    let socket = socket.to_owned();
+    let connecting = std::thread::spawn(move || {
+        guest.connect(&socket).unwrap();
+        guest
+    });
+    turn_until(&mut device, "the guest", |_| connecting.is_finished());
+    (device, connecting.join().unwrap())
+}
+
 /// Before another program takes over, nothing new is taken. The front end waits for an answer all the same.
 #[test]
 fn what_a_queue_repeats_before_it_stops_counts_as_begun() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let mut guest = TestGuest::new(options());
-    let first = Backend::spawn_with(config(), &socket, disk(), holding());
-    guest.connect(&socket).unwrap();
-    let waiting = submit_writes(&mut guest, 0, 0, 3, 1);
-    wait_held(&first, 3);
-    drop(first);
-
-    let mut device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
-    let their_socket = socket.clone();
-    let connecting = std::thread::spawn(move || {
-        guest.connect(&their_socket).unwrap();
-        guest
-    });
-    turn_until(&mut device, "the guest", |_| connecting.is_finished());
-    let mut guest = connecting.join().unwrap();
+    let (guest, waiting) = guest_of_a_dead_back_end(&socket);
+    let (mut device, mut guest) = connected(guest, &socket);
     assert!(device.repeats() && !device.has_begun() && device.pop_begun().is_none());
     // New, so it stays where it is.
     submit_writes(&mut guest, 0, 8, 1, 2);
@@ -475,23 +484,12 @@ fn what_a_queue_repeats_before_it_stops_counts_as_begun() {
 fn a_guest_that_begins_anew_does_not_tell_what_was_in_flight() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
-    let mut guest = TestGuest::new(options());
-    let first = Backend::spawn_with(config(), &socket, disk(), holding());
-    guest.connect(&socket).unwrap();
-    submit_writes(&mut guest, 0, 0, 3, 1);
-    wait_held(&first, 3);
-    drop(first);
+    let (mut guest, _) = guest_of_a_dead_back_end(&socket);
     guest.reset();
     for tells in [false, true] {
-        let mut device = VhostDevice::new(config(), SocketSource::bind(&socket, None).unwrap()).unwrap();
-        let their_socket = socket.clone();
-        let connecting = std::thread::spawn(move || {
-            guest.connect(&their_socket).unwrap();
-            guest
-        });
-        turn_until(&mut device, "the guest", |_| connecting.is_finished());
-        guest = connecting.join().unwrap();
+        let (device, again) = connected(guest, &socket);
         assert_eq!(device.repeats(), !tells);
+        guest = again;
     }
 }
 

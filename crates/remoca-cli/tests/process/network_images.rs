@@ -282,6 +282,36 @@ fn a_late_write(settle: &str, ends: &[fn(&mut Program)], in_time: bool) -> u8 {
     byte()
 }
 
+/// Nothing tells the successor of the write that its predecessor had in flight: the guest that waited for it is gone.
+#[test]
+fn a_guest_that_begins_anew_waits_for_what_the_server_may_still_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut server = holding_server(folder);
+    let byte = || std::fs::read(folder.join("image")).unwrap()[0];
+    let mut program = disk_at(folder, "15");
+    let mut guest = TestGuest::new(Options { queue_size: 16, data_bytes: 4096, ..Options::default() });
+    guest.connect(&folder.join("socket")).unwrap();
+    std::fs::write(folder.join("hold"), "").unwrap();
+    guest.submit(0, Command::Write { sector: 0, data: &[1; 4096] });
+    guest.queues[0].kick();
+    wait_until("the server has the write", || folder.join("held").exists());
+    program.kill();
+    guest.disconnect();
+    guest.reset();
+    program = disk_at(folder, "15");
+    guest.connect(&folder.join("socket")).unwrap();
+    let new = guest.submit(0, Command::Write { sector: 0, data: &[2; 4096] });
+    guest.queues[0].kick();
+    std::fs::remove_file(folder.join("held")).unwrap();
+    wait_until("the old write lands", || byte() == 1);
+    assert_eq!(guest.result(new), None, "{}", program.log());
+    assert_eq!(guest.wait(new), 0);
+    program.terminate();
+    server.terminate();
+    assert_eq!(byte(), 2);
+}
+
 /// Decision 0008: NBD cannot fence a connection, so a successor waits. A server that needs longer does damage.
 #[test]
 fn a_successor_waits_for_what_the_server_may_still_do() {

@@ -27,6 +27,7 @@ use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEven
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -240,6 +241,13 @@ pub(super) fn waiting(config: EngineConfig) -> Driver {
     let peers = Box::new(crate::migration::HostPeers);
     let migration = Migration::new(peers, None, None, None, config, true, true).unwrap();
     begin(Parts { migration, ..parts(8, vec![disk(&Submitted::default())], config) })
+}
+
+/// A driver whose index is in a new state file.
+fn begin_with_state(path: &Path, engine: EngineConfig) -> Driver {
+    let started = StateFile::start(path, &engine, Before::Another).unwrap();
+    let parts = parts(8, vec![disk(&Submitted::default())], engine);
+    begin(Parts { engine: started.engine, state: started.state, ..parts })
 }
 
 /// A driver of these parts, with a session if it has its disks.
@@ -596,9 +604,7 @@ fn a_region_that_is_being_made_for_disks_that_went_is_in_the_way_of_no_state_fil
 fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
     let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
     let path = folder.path().join("state");
-    let started = StateFile::start(&path, &engine, Before::Another).unwrap();
-    let parts = parts(8, vec![disk(&Submitted::default())], engine);
-    let mut driver = begin(Parts { engine: started.engine, state: started.state, ..parts });
+    let mut driver = begin_with_state(&path, engine);
     assert!(driver.vm.warmth.is_kept());
     driver.vm.size.aim_at(PageCount(1 << 16));
     driver.vm.fit_index(true);
@@ -614,9 +620,7 @@ fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
 fn an_index_does_not_leave_the_state_file_that_says_that_a_flush_has_failed() {
     let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
     let path = folder.path().join("state");
-    let started = StateFile::start(&path, &engine, Before::Another).unwrap();
-    let parts = parts(8, vec![disk(&Submitted::default())], engine);
-    let mut driver = begin(Parts { engine: started.engine, state: started.state, ..parts });
+    let mut driver = begin_with_state(&path, engine);
     // There is no room for a larger one beside it.
     let _made = StateFile::create(&path, engine.disks, layout(&engine).words()).unwrap();
     for (errno, slots) in [(Some(5), 8), (None, 1 << 16)] {
