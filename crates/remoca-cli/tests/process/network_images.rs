@@ -8,6 +8,7 @@ use remoca_frontend::testing::{Command, Options, TestGuest};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const FAILURE: i32 = 1;
 /// EX_CONFIG.
@@ -303,9 +304,13 @@ fn a_guest_that_begins_anew_waits_for_what_the_server_may_still_do() {
     guest.connect(&folder.join("socket")).unwrap();
     let new = guest.submit(0, Command::Write { sector: 0, data: &[2; 4096] });
     guest.queues[0].kick();
+    // A process that does not wait would have written that by then.
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        assert_eq!((guest.result(new), byte()), (None, 0), "{}", program.log());
+    }
     std::fs::remove_file(folder.join("held")).unwrap();
     wait_until("the old write lands", || byte() == 1);
-    assert_eq!(guest.result(new), None, "{}", program.log());
     assert_eq!(guest.wait(new), 0);
     program.terminate();
     server.terminate();
