@@ -366,6 +366,7 @@ impl Pools {
         self.slots_among(self.up_count())
     }
 
+    /// Returns the number of slots that each of so many pools may process in a turn.
     fn slots_among(&self, pools: u32) -> u32 {
         (self.limits.slots_per_turn / pools.max(1)).max(1)
     }

@@ -114,7 +114,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Few blocks come here, so it stays out of line.
+    /// Tells the curves that the guest reads a block that they may follow. Few blocks are, so it stays out of line.
     #[inline(never)]
     fn tell_followed_read(&mut self, block: BlockId, limit: Priority) {
         let Some(priority) = self.curves.find(block, limit) else { return };
@@ -164,7 +164,8 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         }
     }
 
-    /// Few blocks come here, so it stays out of line.
+    /// Tells the curves what happened to a block that they may follow, and has them follow what changes now and then if that is due. Few
+    /// blocks come here, so it stays out of line.
     #[inline(never)]
     fn tell_followed(&mut self, kind: EventKind, block: BlockId) {
         if let Some(priority) = self.curves.find(block, self.curves.limit(block.disk)) {

@@ -251,7 +251,7 @@ impl Driver {
         self.vm.fit_index(self.migration.is_idle());
     }
 
-    /// Gives the cache its size if only the index that came from another process had no room for it, and has it now.
+    /// Gives the cache the size that it is to have, once the index that came from another process has room for it.
     fn fill_index(&mut self) {
         let vm = &mut self.vm;
         let (sizes, status) = (vm.size.tiers(), vm.engine.status());

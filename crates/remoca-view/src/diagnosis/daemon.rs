@@ -5,7 +5,7 @@ use crate::text::show_seconds;
 use remoca_protocol::host::HostReport;
 use std::time::Duration;
 
-/// Returns that the daemon hangs, if its report is too old at `now_s`, in seconds since 1970: a thread of its own shows it.
+/// Returns the finding that the daemon hangs, if its report is too old at `now_s`, in seconds since 1970. A thread of its own goes on showing it.
 pub fn of_report(report: &HostReport, now_s: f64) -> Option<Finding> {
     let now_s = Duration::try_from_secs_f64(now_s).ok()?.as_secs();
     let age_s = report.overdue_s(now_s)?;

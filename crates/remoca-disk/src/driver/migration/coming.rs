@@ -235,8 +235,8 @@ impl Migration {
         self.tell(format!("has the disks, {how}, after {} ms{caution}", pause.as_millis()));
     }
 
-    /// Has the write cache of each disk as it was told, or as the guest that stayed connected has it. A guest that has switched its write cache off
-    /// sends no flushes: where nothing is known, it is assumed to have done so. Returns whether that was assumed of one.
+    /// Sets the write cache of each disk to what the former owner said, or to what the guest has that stayed connected. Where neither is known it is
+    /// off, because a guest that has switched it off sends no flushes. Returns whether that was assumed of a disk.
     fn inherit_write_caches(&mut self, vm: &mut Vm) -> bool {
         let (told, own) = (std::mem::take(&mut self.write_caches), std::mem::take(&mut self.own_write_caches));
         // A guest that goes on over the connection that it had then said nothing to another process.
