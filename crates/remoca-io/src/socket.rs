@@ -181,15 +181,24 @@ impl SocketSource {
     }
 }
 
-/// Listens at `path`. With `mode`, the socket is made with it: if it got the mode afterwards, a umask that allows more would let
-/// others in for a moment.
+/// Listens at `path`. With `mode`, the socket is made with it.
 fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener> {
     let Some(mode) = mode else { return UnixListener::bind(path) };
+    let socket = bind_with_mode(path, mode)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Makes a socket at `path` that does not listen. It is made with `mode`, less what the umask takes away: if it got the mode afterwards, a umask that
+/// allows more would let others in for a moment.
+///
+/// # Errors
+/// If the path cannot be used, or is too long.
+pub fn bind_with_mode(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Removes a socket that no process listens on, because its process was killed. Does not wait for a process that listens.

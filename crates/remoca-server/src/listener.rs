@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use remoca_io::socket::{self, PATH_BYTES_MAX, SocketError};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use remoca_io::socket::{self, PATH_BYTES_MAX, SocketError, bind_with_mode};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::config::ListenAddress;
 use crate::error::StartError;
@@ -179,12 +179,9 @@ fn listen_error(path: &Path, source: io::Error) -> StartError {
     }
 }
 
-/// Makes a socket that has a path. Its mode is set before its file exists, so that no other user can connect in between.
-/// The permissions that the umask took away are restored afterwards.
+/// Makes a socket that has a path and this mode, also what the umask took away from it.
 fn unix_socket(path: &Path, mode: u32) -> io::Result<OwnedFd> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(mode))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let socket = bind_with_mode(path, mode)?;
     fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
     Ok(socket)
 }
