@@ -139,14 +139,6 @@ impl KnownFiles {
     }
 }
 
-/// Returns the monitor of the guest of the VM `name` by the files in `folder`; `None` if they name none.
-///
-/// # Errors
-/// As [`limits`].
-pub fn monitor_of(name: &str, folder: &Path) -> Result<Option<Address>, String> {
-    read(name, folder, |files| Ok(args(files)?.monitor))
-}
-
 fn read<T>(name: &str, folder: &Path, of: impl Fn(&Files) -> Result<T>) -> Result<T, String> {
     let files = Files::read(folder, Some(name)).map_err(anyhow::Error::from);
     files.and_then(|files| of(&files)).map_err(|error| format!("{error:#}").replace("\n ", ";"))

@@ -1,10 +1,10 @@
 //! The daemon's own socket: each connection gets the newest report and is closed. A thread answers, one client after the other, each with a
 //! deadline. Nothing is read from a client. Whoever may open the socket (mode 0600) sees the report.
 
-use remoca_io::control::connect_within;
+use remoca_io::control::{connect_within, read_all};
 use remoca_io::socket::{SocketPath, SocketSource};
 use remoca_protocol::host::{HostReport, REPORT_BYTES_MAX};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -84,19 +84,7 @@ pub fn read(path: &Path) -> io::Result<HostReport> {
 fn read_within(path: &Path, patience: Duration) -> io::Result<HostReport> {
     let give_up_at = Instant::now() + patience;
     let stream = connect_within(path, patience)?;
-    let mut text = Vec::new();
-    let mut piece = vec![0; 64 << 10];
-    loop {
-        let time = give_up_at.saturating_duration_since(Instant::now());
-        if time.is_zero() || text.len() > REPORT_BYTES_MAX {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        stream.set_read_timeout(Some(time))?;
-        match (&stream).read(&mut piece)? {
-            0 => break,
-            count => text.extend_from_slice(&piece[..count]),
-        }
-    }
+    let text = read_all(&stream, REPORT_BYTES_MAX, give_up_at, UnixStream::set_read_timeout)?;
     match text.is_empty() {
         true => Err(io::Error::other("it has no report yet: ask again in a moment")),
         false => HostReport::parse(&text).map_err(io::Error::other),

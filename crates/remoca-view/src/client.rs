@@ -2,8 +2,9 @@
 
 use crate::address::Address;
 use crate::snapshot::Snapshot;
+use crate::text::one_line;
 use anyhow::{Context, Result, bail};
-use remoca_io::control::connect_within;
+use remoca_io::control::{connect_within, read_all};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -13,7 +14,6 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer that is read, in bytes: that of some thousand VMs.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-const PIECE_BYTES: usize = 64 << 10;
 /// Number of characters of a refusal that are shown.
 const SHOWN_CHARS_MAX: usize = 400;
 
@@ -45,19 +45,13 @@ fn get_within(address: &Address, path: &str, patience: Duration) -> Result<Vec<u
     let answer = answer.with_context(|| format!("no page answers at {address}: does `remoca web` listen there?"))?;
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n");
     let Some(end) = end else { bail!("{address} answers with something else than HTTP") };
+    let line = |said: &[u8]| one_line(&String::from_utf8_lossy(said), SHOWN_CHARS_MAX);
     let status = answer[..end].split(|byte| *byte == b'\r').next().unwrap_or_default();
     let content = &answer[end + 4..];
     if status.split(|byte| *byte == b' ').nth(1) != Some(&b"200"[..]) {
-        bail!("{address} answers `{}`: {}", shown(status), shown(content));
+        bail!("{address} answers `{}`: {}", line(status), line(content));
     }
     Ok(content.to_vec())
-}
-
-/// Returns the beginning of what somebody says, fit for a terminal.
-fn shown(said: &[u8]) -> String {
-    let text = String::from_utf8_lossy(said);
-    let text: String = text.chars().take(SHOWN_CHARS_MAX).map(|c| if c.is_control() { ' ' } else { c }).collect();
-    text.trim().to_owned()
 }
 
 /// Sends a request of HTTP 1.0, whose answer ends with the connection, and returns all that comes.
@@ -72,23 +66,7 @@ where
 {
     // Nothing is on its way, so there is room for this in the socket.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-    let mut answer = Vec::new();
-    let mut piece = vec![0; PIECE_BYTES];
-    while answer.len() < ANSWER_BYTES_MAX {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "its answer did not come in time"));
-        }
-        set_patience(stream, Some(left))?;
-        match stream.read(&mut piece) {
-            Ok(0) => return Ok(answer),
-            Ok(count) => answer.extend_from_slice(&piece[..count]),
-            // The time is over, or almost.
-            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(io::Error::other(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
+    read_all(stream, ANSWER_BYTES_MAX, deadline, set_patience)
 }
 
 #[cfg(test)]

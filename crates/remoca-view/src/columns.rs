@@ -5,7 +5,7 @@ use crate::diagnosis::Problem;
 use crate::figures::{Agent, Figures};
 use crate::finding::Level;
 use crate::snapshot::Snapshot;
-use crate::text::{micros, percent, rate, show_seconds};
+use crate::text::{micros, percent, rate, show_seconds, tenths};
 use crate::vm::Vm;
 use remoca_io::show::show_size;
 use remoca_protocol::control::PoolStatus;
@@ -134,10 +134,9 @@ fn agent(agent: Agent) -> &'static str {
     }
 }
 
-/// Returns a difference of two shares in points, and next to nothing not as -0.0.
+/// Returns a difference of two shares in points.
 fn points(gain: f64) -> String {
-    let points = gain * 100.0;
-    format!("{:+.1}", if points.abs() < 0.05 { 0.0 } else { points })
+    format!("{:+.1}", tenths(gain * 100.0))
 }
 
 fn none(text: &str) -> Cell {

@@ -1,7 +1,7 @@
 //! What the host's daemon (`remoca host`) says of the memory that it divides: how it is asked, and what is shown of it.
 
 use crate::ask::PATIENCE;
-use crate::text::show_date;
+use crate::text::{one_line, show_date};
 use remoca_io::show::show_size;
 use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
 use serde::Serialize;
@@ -98,7 +98,7 @@ pub fn text(report: &HostReport) -> String {
     let mode = if report.applies { "" } else { " (only shown)" };
     let last = report.decisions.last().map_or(String::new(), |decision| format!("; last: {}", decision_text(decision)));
     let text = format!("{}: {given} of {total} given{mode}; {}{last}", report.resource, report.state);
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(TEXT_MAX).collect()
+    one_line(&text, TEXT_MAX)
 }
 
 /// Returns a decision in one line.

@@ -23,6 +23,19 @@ pub fn rate(each_second: f64) -> String {
     if each_second > 0.0 && each_second < 9.95 { format!("{each_second:.1}") } else { format!("{each_second:.0}") }
 }
 
+/// Returns the beginning of a text that somebody else has said, in one line and fit for a terminal.
+#[must_use]
+pub fn one_line(text: &str, most_chars: usize) -> String {
+    let line: String = text.chars().take(most_chars).map(|c| if c.is_control() { ' ' } else { c }).collect();
+    line.trim().to_owned()
+}
+
+/// Returns a number of which one decimal is shown: 0 if it is next to nothing, which would be shown as -0.0.
+#[must_use]
+pub fn tenths(number: f64) -> f64 {
+    if number.abs() < 0.05 { 0.0 } else { number }
+}
+
 /// Returns a number of things, such as `1 page` or `3 pages`.
 #[must_use]
 pub fn count_of(count: u64, thing: &str) -> String {
@@ -83,6 +96,16 @@ mod tests {
         assert_eq!(times, ["0s", "42ms", "1.0s", "4.2s", "60s", "6.7m", "-3.5h", "12d"]);
         assert_eq!([0.0, 0.26, 9.96, 1234.5].map(rate), ["0", "0.3", "10", "1234"]);
         assert_eq!(show_time(1_700_000_000), "22:13:20Z");
+    }
+
+    #[test]
+    fn what_others_say_is_one_line_without_commands() {
+        assert_eq!(one_line(" a\r\n\u{1b}[2J\u{9b}b ", 8), "a   [2J");
+    }
+
+    #[test]
+    fn next_to_nothing_is_shown_without_a_sign() {
+        assert_eq!([-0.049, 0.049, -0.051].map(|number| format!("{:.1}", tenths(number))), ["0.0", "0.0", "-0.1"]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::here::{Host, asked};
 use super::table;
-use crate::memory::{self, KnownFiles};
+use crate::memory::KnownFiles;
 use crate::output::output;
 use crate::runtime::KnownSockets;
 use anyhow::{Context, Result, anyhow, bail};
@@ -55,7 +55,7 @@ pub(super) fn run(config: &Path, directory: &Path) -> Result<()> {
         }
     };
     // One that the operator names no monitor for any longer is not meant to come back.
-    let is_meant = |name: &str| memory::monitor_of(name, config) != Ok(None);
+    let is_meant = |name: &str| KnownFiles::default().monitor_of(name, config) != Ok(None);
     let (text, lacking) = table::given_back(&report, is_meant);
     output().write_all(text.as_bytes())?;
     match lacking {

@@ -3,7 +3,7 @@
 use crate::size::show_size;
 use remoca_protocol::host::{HostGuests, HostReport, HostVm};
 use remoca_view::host::decision_text;
-use remoca_view::text::{percent, show_seconds};
+use remoca_view::text::{percent, show_seconds, tenths};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -31,10 +31,10 @@ pub fn text(report: &HostReport) -> String {
         add(
             &mut text,
             format_args!(
-                "Expected of the sizes under GETS: miss ratios lower by {expected} % (geometric mean), reads shorter by\n"
+                "Expected of the sizes under GETS: miss ratios lower by {expected:.1} % (geometric mean), reads shorter by\n"
             ),
         );
-        add(&mut text, format_args!("{saved} ms in each second.\n"));
+        add(&mut text, format_args!("{saved:.1} ms in each second.\n"));
     }
     let mode = if report.applies { "" } else { " Sizes are only shown, not changed (--apply)." };
     add(&mut text, format_args!("{}.{mode}\n", capital(&report.state)));
@@ -87,7 +87,7 @@ fn add_guests(text: &mut String, report: &HostReport, guests: &HostGuests, width
 
 fn line(text: &mut String, vm: &HostVm, width: usize) {
     let error = vm.miss_ratio_error.map_or("-".into(), |error| format!("{:.1}", error * 100.));
-    let saved = vm.saved_ms_per_s.map_or("-".into(), |ms| format!("{} ms/s", tenths(ms)));
+    let saved = vm.saved_ms_per_s.map_or("-".into(), |ms| format!("{:.1} ms/s", tenths(ms)));
     let gets = if vm.target_bytes == vm.has_bytes { "=".into() } else { show_size(vm.target_bytes) };
     let (by_weight, floor) = (show_size(vm.baseline_bytes), show_size(vm.floor_bytes));
     add(
@@ -147,11 +147,6 @@ pub fn log(report: &HostReport) -> String {
         add(&mut text, format_args!("{}\n", decision_text(decision)));
     }
     if text.is_empty() { "Nothing was decided yet.\n".into() } else { text }
-}
-
-/// Returns a number with one decimal, and next to nothing not as -0.0.
-fn tenths(number: f64) -> String {
-    format!("{:.1}", if number.abs() < 0.05 { 0. } else { number })
 }
 
 fn add(text: &mut String, more: std::fmt::Arguments<'_>) {

@@ -5,12 +5,13 @@ use crate::runtime::explain_unreachable;
 use crate::serve;
 use crate::size::show_size;
 use anyhow::{Context, Result, bail};
-use remoca_io::control::connect_within;
+use remoca_io::control::{connect_within, read_all};
 use remoca_protocol::shown;
 use remoca_server::{Backing, MappedStatus, PoolStatus, Status};
 use remoca_view::figures::each_second;
 use remoca_view::text::{rate, show_seconds, show_time, size_of_rate};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,6 @@ const CONTROL: &str = "/run/remoca-serve/control";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Largest answer that is read, in bytes. A pool takes some hundreds, and a server has 65,536 clients at most.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-const PIECE_BYTES: usize = 64 << 10;
 const PAGE_BYTES: u64 = 4096;
 
 /// Returns the control socket of this host's memory server: the one that is `given`, that of the configuration in `folder`, or
@@ -60,21 +60,10 @@ pub fn answer(socket: &Path, line: &[u8], patience: Duration) -> std::io::Result
     let give_up_at = Instant::now() + patience;
     let mut stream = connect_within(socket, patience)?;
     stream.write_all(line)?;
-    let (mut text, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
-    while text.len() <= ANSWER_BYTES_MAX {
-        let left = give_up_at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::WouldBlock.into());
-        }
-        stream.set_read_timeout(Some(left))?;
-        match stream.read(&mut piece) {
-            Ok(0) => return Ok(text),
-            Ok(count) => text.extend_from_slice(&piece[..count]),
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(std::io::Error::other(format!("its answer has more than {ANSWER_BYTES_MAX} bytes")))
+    read_all(&stream, ANSWER_BYTES_MAX, give_up_at, UnixStream::set_read_timeout).map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => ErrorKind::WouldBlock.into(),
+        _ => error,
+    })
 }
 
 /// Prints the status. The figures of a client that `before` has are those since then. How long ago that was is told beside it: the age

@@ -2,10 +2,13 @@
 
 use remoca_protocol::control::{Command, REPLY_BYTES_MAX, Reply};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+/// Bytes that are read at once.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Sends a command to the VM process that listens at `path`, and returns its reply.
 ///
@@ -71,6 +74,37 @@ fn read_line(stream: &mut BufReader<UnixStream>, give_up_at: Instant) -> io::Res
     Err(io::Error::other(format!("its answer has more than {REPLY_BYTES_MAX} bytes")))
 }
 
+/// Returns all that comes until the end of the stream. `set_patience` sets how long a read of it waits.
+///
+/// # Errors
+/// `TimedOut` if the end does not come until `give_up_at`, or another one if a read fails, or more than `most` bytes come.
+pub fn read_all<S>(
+    mut stream: &S,
+    most: usize,
+    give_up_at: Instant,
+    set_patience: impl Fn(&S, Option<Duration>) -> io::Result<()>,
+) -> io::Result<Vec<u8>>
+where
+    for<'s> &'s S: Read,
+{
+    let (mut all, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
+    while all.len() <= most {
+        let left = give_up_at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its answer did not come in time"));
+        }
+        set_patience(stream, Some(left))?;
+        match stream.read(&mut piece) {
+            Ok(0) => return Ok(all),
+            Ok(count) => all.extend_from_slice(&piece[..count]),
+            // The time is over, or almost.
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::Error::other(format!("its answer has more than {most} bytes")))
+}
+
 /// Connects to the socket at `path`. A process that hangs accepts nobody, and its queue of clients may be full.
 ///
 /// # Errors
@@ -91,5 +125,26 @@ fn explain_silence(error: io::Error, patience: Duration) -> io::Error {
             io::Error::new(io::ErrorKind::TimedOut, text)
         }
         _ => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_comes_is_returned_unless_it_is_too_much_or_too_late() {
+        let read = |said: &[u8], is_over: bool, patience: Duration| {
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(said).unwrap();
+            let theirs = (!is_over).then_some(theirs);
+            let all = read_all(&ours, 4, Instant::now() + patience, UnixStream::set_read_timeout);
+            drop(theirs);
+            all.map_err(|error| (error.kind(), error.to_string()))
+        };
+        const LONG: Duration = Duration::from_secs(60);
+        assert_eq!(read(b"1234", true, LONG).unwrap(), b"1234");
+        assert_eq!(read(b"12345", false, LONG).unwrap_err().1, "its answer has more than 4 bytes");
+        assert_eq!(read(b"1", false, Duration::from_millis(2)).unwrap_err().0, io::ErrorKind::TimedOut);
     }
 }

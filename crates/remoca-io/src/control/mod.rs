@@ -3,5 +3,5 @@
 mod client;
 mod server;
 
-pub use client::{call, call_for_stream, call_within, connect_within};
+pub use client::{call, call_for_stream, call_within, connect_within, read_all};
 pub use server::{Answer, ControlRequest, ControlServer, Desk, answer_for_former};
