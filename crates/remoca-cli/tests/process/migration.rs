@@ -157,6 +157,36 @@ fn a_vm_moves_there_and_back_and_its_cache_comes_along() {
     machine.finish();
 }
 
+/// The index that comes has room for one page. The process that the guest has left stays connected for as long as it runs.
+#[test]
+fn a_vm_from_a_host_without_memory_servers_has_the_whole_cache_of_the_other_host() {
+    let folder = folder();
+    let server = Serve::start(folder.path(), "16M");
+    let mut machine = Machine::start_in(folder, Setup { seed: 92, ..Setup::default() });
+    machine.run(20);
+    let mut arguments = wait_at(&machine, &address(&machine, "b"));
+    arguments.extend(["--server".into(), server.address.clone()]);
+    let other = machine.start_other("b", &arguments);
+    offer(&machine, "b");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    let _left = machine.move_to(other);
+    assert!(news(&machine.status()).contains("has the disks, warm"), "{}", news(&machine.status()));
+    let has_all = |machine: &Machine, bytes: u64| {
+        let cache = machine.status().cache;
+        cache.wanted_bytes == bytes && cache.granted_bytes == bytes
+    };
+    wait_until("all of the cache is granted", || has_all(&machine, 4 << 20));
+    machine.run_until_hits(200);
+    assert!(run(&["set", machine.control().to_str().unwrap(), "--cache", "8M"]).status.success());
+    wait_until("more of it is granted", || has_all(&machine, 8 << 20));
+    let on = migrate(&machine, &address(&machine, "c"));
+    expect_refusal(&on, 1, &["the source is connected, so that the disks can go back to it: end that process first"]);
+    expect_refusal(&run(&["upgrade", machine.control().to_str().unwrap()]), 1, &["try again when that has ended"]);
+    machine.run(20);
+    machine.finish();
+}
+
 #[test]
 fn an_image_that_grows_while_its_vm_moves_is_larger_there() {
     let (_server, mut machine) = machine(79);
@@ -260,7 +290,7 @@ fn a_guest_that_goes_on_where_it_was_gets_its_disks_back_warm() {
     // Before the guest has stopped, the migration is only cancelled. Until then, no upgrade is accepted.
     let control = machine.control();
     let control = control.to_str().unwrap();
-    expect_refusal(&run(&["upgrade", control]), 1, &["about to go there"]);
+    expect_refusal(&run(&["upgrade", control]), 1, &["one is connected to which they may go"]);
     // An index that is about to be sent does not grow.
     let enlarge = || run(&["set", control, "--cache", "256M"]);
     expect_refusal(&enlarge(), 1, &["the disks are being handed over: try again when that is done"]);
@@ -373,10 +403,14 @@ fn disks_that_were_written_elsewhere_come_back_cold() {
         let memory = machine.status().memory;
         memory.guest_bytes_indexed == memory.guest_bytes
     };
-    assert!(!is_index_fitted(&machine), "what might come had another size: {:?}", machine.status().memory);
-    written.program.terminate();
     machine.run_until("the index fits the guest", |machine| is_index_fitted(machine));
+    assert!(
+        machine.status().migration.is_some_and(|migration| migration.peer.is_some()),
+        "the other process may ask again"
+    );
     machine.run_until_hits(100);
+    written.program.terminate();
+    machine.run(20);
     machine.finish();
 }
 

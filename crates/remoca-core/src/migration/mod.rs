@@ -184,6 +184,12 @@ impl Ownership {
         self.linked
     }
 
+    /// Returns whether the peer is to get the disks, at the latest when our guest stops. A peer that gave them to us is not, before it asks.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.peer_wants
+    }
+
     /// Marks the peer as connected, and asks it for the disks if our guest wants them. Forgets the state of an earlier
     /// connection.
     pub fn handle_linked(&mut self, now: Nanos) {

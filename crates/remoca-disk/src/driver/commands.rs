@@ -29,7 +29,7 @@ impl Driver {
                 _ => None,
             };
             if let Some(program) = program {
-                self.upgrades.begin(program, Some(request), &self.vm, self.migration.is_idle());
+                self.upgrades.begin(program, Some(request), &self.vm, self.migration.is_alone());
                 continue;
             }
             if let Command::Migrate { to, key } = &request.command {

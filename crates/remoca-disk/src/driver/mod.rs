@@ -268,7 +268,7 @@ impl Driver {
             self.vm.warmth.abandon();
             return Some(self.finish());
         }
-        let handover = self.upgrades.advance(&mut self.vm, self.operator.control(), self.migration.is_idle())?;
+        let handover = self.upgrades.advance(&mut self.vm, self.operator.control(), self.migration.is_alone())?;
         Some(Ended::HandOver(Box::new(handover)))
     }
 
@@ -303,7 +303,8 @@ impl Driver {
 
     /// Handles an event of a descriptor.
     fn handle(&mut self, source: Source, writable: bool) {
-        let (vm, is_idle) = (&mut self.vm, self.migration.is_idle());
+        let (is_idle, is_alone) = (self.migration.is_idle(), self.migration.is_alone());
+        let vm = &mut self.vm;
         match source {
             Source::Stop => self.begin_stop(),
             Source::Control => self.answer_control(),
@@ -320,9 +321,9 @@ impl Driver {
             Source::Nbd => vm.guests.attach_clients(vm.host.instant()),
             Source::Hangup => {
                 self.operator.take_hangup();
-                self.upgrades.begin(None, None, vm, is_idle);
+                self.upgrades.begin(None, None, vm, is_alone);
             }
-            Source::Upgrade => self.upgrades.hear_program(vm, self.operator.control(), is_idle),
+            Source::Upgrade => self.upgrades.hear_program(vm, self.operator.control(), is_alone),
             Source::Migration => self.migration.handle_events(vm),
             Source::Index => {
                 if vm.size.take_region(is_idle, &mut vm.engine, &vm.guests) {

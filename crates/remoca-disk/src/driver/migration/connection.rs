@@ -159,6 +159,11 @@ impl Connection {
         self.client.take()
     }
 
+    /// Returns whether the peer has made the connection.
+    pub(super) fn came(&self) -> bool {
+        self.came
+    }
+
     /// Returns whether a client waits for the answer to an offer.
     pub(super) fn has_client(&self) -> bool {
         self.client.is_some()

@@ -41,7 +41,11 @@ impl Migration {
             return Err("an upgrade is under way".into());
         }
         if self.connection.peer().is_some() {
-            return Err(format!("it is handing over to {}: --abort that first", self.connection.name()));
+            let name = self.connection.name();
+            return Err(match self.connection.came() {
+                true => format!("{name} is connected, so that the disks can go back to it: end that process first"),
+                false => format!("it is handing over to {name}: --abort that first"),
+            });
         }
         if let Some(disk) =
             vm.guests.disks().iter().zip(failed_flushes(vm)).find_map(|(disk, failed)| failed.and(Some(disk)))

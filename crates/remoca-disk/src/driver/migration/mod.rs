@@ -124,8 +124,15 @@ impl Migration {
         self.ownership.serves()
     }
 
-    /// Returns whether the disks are here, and no other process is concerned with them.
+    /// Returns whether the disks are here, and no other process is to get them. The process from which they came may be connected for as
+    /// long as it runs, so that they can go back.
     pub(super) fn is_idle(&self) -> bool {
+        let stays = self.is_alone() || self.ownership.is_linked() && !self.ownership.is_wanted();
+        stays && self.ownership.serves()
+    }
+
+    /// Returns whether the disks are here, and no other process is connected that may get them.
+    pub(super) fn is_alone(&self) -> bool {
         self.connection.peer().is_none() && self.ownership.serves()
     }
 
@@ -347,7 +354,7 @@ impl Migration {
             self.owes_mark = false;
             self.mark_that_disks_came();
         }
-        if self.is_idle() {
+        if self.is_alone() {
             return false;
         }
         self.follow_queues(vm);
