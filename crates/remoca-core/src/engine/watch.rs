@@ -159,20 +159,20 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
     #[inline]
     fn tell_curves(&mut self, kind: EventKind, block: BlockId) {
         self.curves.note_told();
-        if self.curves.is_due() || !self.curves.leave_out_now(block) {
+        if !self.curves.leave_out_now(block) {
             self.tell_followed(kind, block);
         }
     }
 
-    /// Tells the curves what happened to a block that they may follow, and has them follow what changes now and then if that is due. Few
+    /// Has the curves follow what changes now and then if that is due, and tells them what happened to a block that they may follow. Few
     /// blocks come here, so it stays out of line.
     #[inline(never)]
     fn tell_followed(&mut self, kind: EventKind, block: BlockId) {
-        if let Some(priority) = self.curves.find(block, self.curves.limit(block.disk)) {
-            self.curves.take(kind, block.disk, priority);
-        }
         if self.curves.is_due() {
             self.settle_curves();
+        }
+        if let Some(priority) = self.curves.find(block, self.curves.limit(block.disk)) {
+            self.curves.take(kind, block.disk, priority);
         }
     }
 

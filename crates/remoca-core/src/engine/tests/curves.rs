@@ -305,6 +305,24 @@ fn of_disk_alone() -> Bench {
     Bench::new(EngineConfig { cache: PageCount(0), has_port: false, ..config() })
 }
 
+/// Of the disk that was read last fewer blocks are followed than of the other one.
+#[test]
+fn what_is_done_to_another_disk_than_was_read_last_is_told_to_its_curve() {
+    let mut bench = of_disk_alone();
+    (0..40_000).for_each(|bno| _ = read(&mut bench, DISK, bno, 1));
+    (1..=50).for_each(|bno| _ = read(&mut bench, OTHER_DISK, bno, 1));
+    read(&mut bench, DISK, 0, 1);
+    for bno in 1..=50 {
+        bench.request(0, OTHER_DISK, write(blocks(bno, 1)));
+        bench.disk_done(0, Ok(()), &page(2));
+    }
+    (1..=50).for_each(|bno| _ = read(&mut bench, OTHER_DISK, bno, 2));
+    let mut report = |disk| bench.engine.curve(bench.now, Some(disk), &[PageCount(1 << 20)]).unwrap();
+    let (of_disk, of_other) = (report(DISK), report(OTHER_DISK));
+    assert!(of_disk.rate < 0.2 && (of_other.rate - 1.).abs() < 1e-9, "{of_disk:?} {of_other:?}");
+    assert!(of_other.miss_ratios[0].0 > 1. - 1e-9, "what was overwritten is no hit: {of_other:?}");
+}
+
 #[test]
 fn windows_end_also_where_a_long_write_comes_before_64_events() {
     let mut bench = of_disk_alone();
