@@ -21,7 +21,7 @@ pub(super) struct Log {
     forgotten: usize,
     /// Changes whose effect is not known yet, by VM.
     awaited: BTreeMap<String, Option<Before>>,
-    /// Number of the newest decision about each VM.
+    /// Number of the newest decision about each VM that is not gone.
     newest: BTreeMap<String, usize>,
     /// What was proposed last.
     proposed: Vec<(String, u64)>,
@@ -53,6 +53,12 @@ impl Log {
         }
         self.decisions.push(decision);
         self.forgotten + self.decisions.len() - 1
+    }
+
+    /// Forgets a VM that is gone. No effect of its last change is awaited any more.
+    pub(super) fn forget(&mut self, vm: &str) {
+        self.awaited.remove(vm);
+        self.newest.remove(vm);
     }
 
     /// Notes something about all VMs.
@@ -216,6 +222,21 @@ mod tests {
         more(&mut log, DECISIONS_MAX);
         log.note_answered("b", (1, 0), (0, 1), true);
         assert_eq!(outcomes(&log), [""; DECISIONS_MAX], "it is no longer there");
+    }
+
+    #[test]
+    fn of_a_vm_that_is_gone_nothing_is_kept_but_its_decisions() {
+        let mut log = Log::new(Vec::new());
+        for number in 0..3 {
+            let vm = format!("vm{number}");
+            log.done(1, &change(&vm), "set");
+            log.note_answered(&vm, (1, 0), (0, 0), false);
+            log.forget(&vm);
+        }
+        assert_eq!((log.awaited.len(), log.newest.len(), log.decisions().len()), (0, 0, 3));
+        // One of the same name that comes later is another one.
+        log.note_answered("vm0", (1, 0), (0, 1), true);
+        assert_eq!(outcomes(&log), ["set"; 3]);
     }
 
     #[test]

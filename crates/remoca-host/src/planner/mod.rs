@@ -230,6 +230,7 @@ impl Planner {
         }
         self.vms.remove(name);
         self.recorded.remove(name);
+        self.log.forget(name);
     }
 
     /// Takes the answer of one VM.
