@@ -13,7 +13,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-use remoca_protocol::{DecodeError, ErrorCode, ErrorReply, Frame, PageCount, ReceiveBuffer, RequestId, Welcome};
+use remoca_protocol::{DecodeError, ErrorCode, ErrorReply, Frame, Hello, PageCount, ReceiveBuffer, RequestId, Welcome};
 use tokio::time::timeout;
 
 use crate::pool::{Pool, ResizeRefusal};
@@ -56,6 +56,38 @@ enum Pause {
     Bye,
 }
 
+/// What the log says of a session: nothing of a connection that only asks what this server could give, as VM processes do that want more
+/// than they have, again and again.
+pub(crate) struct Told {
+    peer: String,
+    hello: Hello,
+    is_told: bool,
+}
+
+impl Told {
+    pub(crate) fn new(peer: String, hello: Hello) -> Self {
+        Self { peer, hello, is_told: false }
+    }
+
+    /// Says that the session has a pool, or asks for one. Says it once.
+    fn begins(&mut self, npages: PageCount) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            let Self { peer, hello, .. } = &*self;
+            tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages = npages.0, "session begins");
+        }
+    }
+
+    /// Says why the session ended, if anything was said of it or its client broke the protocol.
+    fn ended(&self, end: &SessionEnd) {
+        let Self { peer, hello, is_told } = self;
+        if *is_told || matches!(end, SessionEnd::Malformed(_)) {
+            tracing::info!(peer, token = ?hello.token, reason = %end, "session ended");
+        } else {
+            tracing::debug!(peer, token = ?hello.token, reason = %end, "a connection without a pool ended");
+        }
+    }
+}
+
 /// Amount of work after which other sessions have their turn, in pages moved.
 const WORK_MAX: u32 = 128;
 
@@ -65,19 +97,30 @@ pub(crate) struct Session {
     replies: Replies,
     pool: Rc<RefCell<Pool>>,
     stall_timeout: Duration,
+    told: Told,
     /// Work since other sessions last had their turn, in pages moved.
     work: u32,
 }
 
 impl Session {
     /// Creates a session. `buffer` may hold frames that came directly after the HELLO.
-    pub(crate) fn new(stream: Stream, buffer: ReceiveBuffer, pool: Rc<RefCell<Pool>>, stall_timeout: Duration) -> Self {
-        Self { stream, buffer, replies: Replies::default(), pool, stall_timeout, work: 0 }
+    pub(crate) fn new(
+        stream: Stream,
+        buffer: ReceiveBuffer,
+        pool: Rc<RefCell<Pool>>,
+        stall_timeout: Duration,
+        told: Told,
+    ) -> Self {
+        Self { stream, buffer, replies: Replies::default(), pool, stall_timeout, told, work: 0 }
     }
 
     /// Serves the client until its connection ends, and returns why it ended.
     pub(crate) async fn run(mut self, welcome: Welcome) -> SessionEnd {
+        if welcome.npages > PageCount(0) {
+            self.told.begins(welcome.npages);
+        }
         let Err(end) = self.serve(welcome).await;
+        self.told.ended(&end);
         if let SessionEnd::Malformed(_) = end {
             let request = RequestId(0);
             self.stream.farewell(ErrorReply { request, code: ErrorCode::Malformed, detail: 0 }).await;
@@ -140,7 +183,7 @@ impl Session {
 
     /// Handles frames until there is no complete one, one has to wait or says BYE, or the work of a turn is done.
     fn handle_frames(&mut self) -> Result<Pause, SessionEnd> {
-        let Self { buffer, replies, pool, work, .. } = self;
+        let Self { buffer, replies, pool, work, told, .. } = self;
         let mut pool = pool.borrow_mut();
         let mut length = 0;
         while *work < WORK_MAX {
@@ -154,6 +197,9 @@ impl Session {
             }
             if let Frame::Bye = frame {
                 return Ok(Pause::Bye);
+            }
+            if let Frame::SetSize { .. } = frame {
+                told.begins(pool.npages());
             }
             *work += handle(frame, &mut pool, replies).map_err(SessionEnd::Malformed)?;
             length = frame_length;

@@ -6,14 +6,14 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use remoca_protocol::{PageCount, PoolGeneration, ReceiveBuffer, SendCount, ServerId, Welcome};
+use remoca_protocol::{Hello, PageCount, PoolGeneration, ReceiveBuffer, SendCount, ServerId, Token, VERSIONS, Welcome};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use crate::arena::Arena;
 use crate::config::PageLocking;
 use crate::pool::Pool;
-use crate::session::Session;
+use crate::session::{Session, Told};
 use crate::stream::Stream;
 
 /// Memory and quota of a session's pool.
@@ -46,7 +46,8 @@ pub fn serve_bytes(setup: PoolSetup, input: &[u8]) -> Vec<u8> {
         let (client, server) = UnixStream::pair().expect("sockets");
         let stall_timeout = Duration::from_secs(60);
         // The minimum size, so that frames are cut.
-        let session = Session::new(Stream::Unix(server), ReceiveBuffer::new(0), pool, stall_timeout);
+        let told = Told::new("a test".to_owned(), Hello { versions: VERSIONS, token: Token([0; 16]), epoch: 1 });
+        let session = Session::new(Stream::Unix(server), ReceiveBuffer::new(0), pool, stall_timeout, told);
         let (mut from_server, mut to_server) = client.into_split();
         let send = async {
             // The session may end before it has read everything.

@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::helpers::Helpers;
 use crate::pool::Pool;
 use crate::registry::{Left, Registry};
-use crate::session::{Session, SessionEnd};
+use crate::session::{Session, SessionEnd, Told};
 use crate::status::WorkerReport;
 use crate::stream::{DetachedStream, Stream};
 
@@ -139,12 +139,10 @@ impl Worker {
             return self.farewells.say(stream, ErrorCode::Busy);
         };
         let welcome = self.welcome(&arrived.pool.borrow(), arrived.generation);
-        tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages = welcome.npages.0, "session begins");
-        let session = Session::new(stream, buffer, arrived.pool, self.shared.config.limits.stall_timeout);
+        let stall_timeout = self.shared.config.limits.stall_timeout;
+        let session = Session::new(stream, buffer, arrived.pool, stall_timeout, Told::new(peer, hello));
         let task = spawn_local(async move {
-            let end = session.run(welcome).await;
-            tracing::info!(peer, token = ?hello.token, reason = %end, "session ended");
-            if let SessionEnd::Bye = end {
+            if let SessionEnd::Bye = session.run(welcome).await {
                 attendance.left = Left::ForGood;
             }
             drop((attendance, permit));
