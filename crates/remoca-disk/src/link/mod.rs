@@ -330,11 +330,15 @@ impl ServerLink {
         let Some(session) = self.sessions.remove(number) else { return };
         self.keep_sends(&session);
         self.rejoins.end(number);
-        match self.server(number) {
+        match self.known(number) {
+            // With what it still has, or without: it may have been left at once.
             Some(KnownServer { endpoint, leaves: true, .. }) => {
-                tracing::info!("left the memory server at {endpoint}: its pool is drained");
+                tracing::info!("left the memory server at {endpoint}: it is not in the list any more");
             }
-            Some(server) => tracing::info!("left the memory server at {}: another one can give more", server.endpoint),
+            Some(server) if self.is_local(server) => {
+                tracing::info!("left the memory server at {}: no local tier is wanted any more", server.endpoint);
+            }
+            Some(server) => tracing::info!("left the memory server at {}: others have its share", server.endpoint),
             None => tracing::info!("left the memory server that is not in the list any more"),
         }
         // A server that is away frees the pool after its grace time.
