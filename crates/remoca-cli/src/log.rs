@@ -3,18 +3,29 @@
 //! A process that serves a guest must not stop when its journal stops. The writer blocks only where standard error is
 //! a file. Standard error may be shared with other processes, so it is not made non-blocking. A pipe or a terminal is
 //! opened again instead, and each write to a socket is marked as non-blocking.
+//!
+//! Strangers cause lines: whoever connects, says nonsense, and connects again. So each place in the program has a limit of lines in a
+//! minute; those beyond it are left out and counted.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::net::{SendFlags, send};
 use rustix::stdio::stderr;
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Number of bytes that a pipe has room for when it polls as writable.
 const PIECE_BYTES_MAX: usize = 4096;
+/// Most lines of one place in the program in a minute.
+const LINES_MAX: u64 = 600;
+const MINUTE: Duration = Duration::from_secs(60);
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
@@ -33,8 +44,8 @@ pub fn start() {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let [no_colour, terminal] = ["NO_COLOR", "TERM"].map(std::env::var_os);
     let colours = io::stderr().is_terminal() && wants_colours(no_colour.as_deref(), terminal.as_deref());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Line).with_ansi(colours);
-    log.with_target(false).init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| Line).with_ansi(colours).with_target(false);
+    tracing_subscriber::registry().with(filter).with(Limit::default()).with(lines).init();
     std::panic::set_hook(Box::new(|panic| {
         let thread = std::thread::current();
         let name = thread.name().unwrap_or("<unnamed>").to_owned();
@@ -45,6 +56,46 @@ pub fn start() {
 /// Returns whether a terminal gets colours, by the values of `NO_COLOR` and `TERM`.
 fn wants_colours(no_colour: Option<&OsStr>, terminal: Option<&OsStr>) -> bool {
     no_colour.is_none_or(OsStr::is_empty) && terminal.is_none_or(|terminal| terminal != OsStr::new("dumb"))
+}
+
+/// The limit on the lines of each place in the program. Lines that only a developer asks for have none.
+#[derive(Default)]
+struct Limit(Mutex<HashMap<usize, Minute>>);
+
+/// The lines of one place in the present minute.
+struct Minute {
+    began: Instant,
+    lines: u64,
+}
+
+impl Limit {
+    /// Counts a line of `place`. Returns whether it is written, and how many were left out before it.
+    fn count(&self, place: &'static Metadata<'static>, now: Instant) -> (bool, u64) {
+        // All of the map is valid at every moment, so a panic elsewhere does not corrupt it.
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let minute = places.entry(std::ptr::from_ref(place).addr()).or_insert(Minute { began: now, lines: 0 });
+        let mut left_out = 0;
+        if now.saturating_duration_since(minute.began) >= MINUTE {
+            left_out = minute.lines.saturating_sub(LINES_MAX);
+            *minute = Minute { began: now, lines: 0 };
+        }
+        minute.lines += 1;
+        (minute.lines <= LINES_MAX, left_out)
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Limit {
+    fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
+        let place = event.metadata();
+        if *place.level() > Level::INFO {
+            return true;
+        }
+        let (is_written, left_out) = self.count(place, Instant::now());
+        if left_out > 0 {
+            put(format!("{left_out} lines like the next one were left out: more than {LINES_MAX} in a minute\n").as_bytes());
+        }
+        is_written
+    }
 }
 
 /// Writer of one line.
@@ -144,6 +195,30 @@ mod tests {
         ] {
             assert_eq!(wants_colours(no_colour.map(OsStr::new), terminal.map(OsStr::new)), wants);
         }
+    }
+
+    #[test]
+    fn of_each_place_only_so_many_lines_are_written_in_a_minute() {
+        let limit = Limit::default();
+        let seen: std::sync::Arc<Mutex<Vec<&'static Metadata<'static>>>> = std::sync::Arc::default();
+        struct Places(std::sync::Arc<Mutex<Vec<&'static Metadata<'static>>>>);
+        impl<S: Subscriber> Layer<S> for Places {
+            fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+                self.0.lock().unwrap().push(event.metadata());
+            }
+        }
+        tracing::subscriber::with_default(
+            tracing_subscriber::registry().with(Places(std::sync::Arc::clone(&seen))),
+            || {
+                tracing::info!("one place");
+                tracing::info!("another");
+            },
+        );
+        let places = seen.lock().unwrap().clone();
+        let (began, later) = (Instant::now(), Instant::now() + MINUTE);
+        let written = (0..LINES_MAX + 5).filter(|_| limit.count(places[0], began).0).count() as u64;
+        assert_eq!((written, limit.count(places[1], began)), (LINES_MAX, (true, 0)));
+        assert_eq!((limit.count(places[0], later), limit.count(places[0], later)), ((true, 5), (true, 0)));
     }
 
     /// Tests a pipe that cannot be opened again, such as one of another user.
