@@ -54,12 +54,13 @@ impl Planner {
         };
         let below: Vec<String> = intent.moves.iter().filter(takes_too_much).map(|change| change.vm.clone()).collect();
         let Some(first) = below.first() else { return };
-        let why = format!("it would leave {first} less than its minimum, or nobody can read that");
         let is_exchange = intent.is_exchange();
         let is_dropped = |change: &&Move| change.is_open() && (!is_exchange || below.contains(&change.vm));
         let dropped: Vec<(String, Side)> =
             intent.moves.iter().filter(is_dropped).map(|change| (change.vm.clone(), change.side)).collect();
         for (name, side) in dropped {
+            let cause = if is_exchange { &name } else { first };
+            let why = format!("it would leave {cause} less than its minimum, or nobody can read that");
             self.drop_move(at, &name, side, &why);
             if side == Side::Guest {
                 // A former daemon may have told its balloon already.
