@@ -355,6 +355,13 @@ impl Planner {
     }
 
     fn make_plan(&mut self, at: Moment) {
+        let unheard = self.unheard_lender(at.now);
+        let why = unheard.map(|name| format!("it is not known yet how much of its memory the guest of {name} lends"));
+        if let Some(why) = why {
+            self.plan = Err(why);
+            self.log.forget_proposal();
+            return;
+        }
         let memory = self.memory(at.now);
         let names = self.present(at.now);
         let subjects: Vec<Subject<'_>> = names.iter().map(|name| self.subject(at.now, name, memory)).collect();

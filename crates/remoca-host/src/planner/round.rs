@@ -3,10 +3,10 @@
 //!
 //! Each step is an intent of its own, with what is taken and what is given for it, and the next one begins when it is over.
 
-use super::Planner;
 use super::guests::{KnownGuest, SETTLED_WINDOWS};
 use super::interface::{GuestRecord, GuestTerms, Moment, Phase, Round};
 use super::moves::{Intent, Move, Side};
+use super::{DEAD_FOR, Planner};
 use crate::guest::{GuestMemory, Unusable};
 use crate::plan::Memory;
 use remoca_io::show::show_size;
@@ -83,6 +83,24 @@ impl Planner {
         self.vms.get(name).is_some_and(|vm| !vm.is_absent(now))
     }
 
+    /// Returns a guest that lent memory to a former daemon and was not looked at from both sides by this one yet, if caches would be cut for
+    /// what it lends. They are not for a while after the start: its monitor or its VM process may just be late.
+    pub(super) fn unheard_lender(&self, now: Duration) -> Option<&str> {
+        if now >= DEAD_FOR || self.settings.guests.is_none() {
+            return None;
+        }
+        // Caches give up what the guest of a VM lent that is gone.
+        let lends = |name: &String, guest: &KnownGuest| {
+            guest.taken() > 0 && self.is_there(now, name) && !self.vms[name].is_dead()
+        };
+        let is_unheard = |guest: &KnownGuest| guest.memory.is_none() || guest.resident.is_none();
+        let unheard: Vec<_> = self.guests.iter().filter(|(name, guest)| lends(name, guest) && is_unheard(guest)).collect();
+        let taken = unheard.iter().fold(0, |sum: u64, (_, guest)| sum.saturating_add(guest.taken()));
+        let (counted, total) = (self.counted(now), self.memory(now).total_bytes);
+        let is_for_them = counted > total && counted <= total.saturating_add(taken);
+        unheard.first().filter(|_| is_for_them).map(|(name, _)| name.as_str())
+    }
+
     /// Returns what is divided now: the total without the reserve, with what guests have lent.
     pub(super) fn memory(&self, now: Duration) -> Memory {
         let memory = self.settings.memory();
@@ -134,7 +152,7 @@ impl Planner {
         let is_over = self.counted(at.now) > self.memory(at.now).total_bytes;
         if is_over {
             self.make_plan(at);
-            if self.intent.is_some() {
+            if self.intent.is_some() || self.unheard_lender(at.now).is_some() {
                 return;
             }
         }
