@@ -142,6 +142,9 @@ pub struct Record {
     /// VMs whose processes were killed so long ago that their sizes no longer count. Their sockets are still there.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub dead: BTreeSet<String>,
+    /// When VMs were changed last, or were to be, in seconds since 1970.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub changed: BTreeMap<String, u64>,
     /// Memory of guests, of which some was taken or may be.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub guests: BTreeMap<String, GuestRecord>,

@@ -56,6 +56,8 @@ pub struct Planner {
     vms: BTreeMap<String, KnownVm>,
     /// Sizes by the record of a former daemon.
     recorded: BTreeMap<String, u64>,
+    /// When a former daemon changed VMs, until the VMs have been read.
+    former_changed: BTreeMap<String, u64>,
     /// VMs that a former daemon saw dead for too long, until the VMs have been read.
     former_dead: BTreeSet<String>,
     /// When all VMs that count were there last, by this daemon or a former one, in seconds since 1970; 0 if nobody says. Those that this
@@ -116,6 +118,7 @@ impl Planner {
             settings,
             vms: BTreeMap::new(),
             recorded: record.sizes,
+            former_changed: record.changed,
             former_dead: record.dead,
             read_s: record.read_s,
             inherited: record.intent.filter(|_| settings.applies),
@@ -213,6 +216,11 @@ impl Planner {
         for name in std::mem::take(&mut self.former_dead) {
             self.vms.entry(name).or_insert_with(|| KnownVm::new(at.now, None)).was_dead = true;
         }
+        for (name, changed_s) in std::mem::take(&mut self.former_changed) {
+            if let Some(vm) = self.vms.get_mut(&name) {
+                vm.note_former_change(at, self.settings.window, changed_s);
+            }
+        }
     }
 
     /// Forgets a VM that has been gone for too long. What its guest lent is no longer divided: the next plan takes it back from caches.
@@ -297,6 +305,7 @@ impl Planner {
             |(name, vm): (&String, &KnownVm)| Some((name.clone(), vm.reading.as_ref().map(|_| vm.counted(memory))?));
         let known = self.vms.iter().filter_map(size);
         let dead = self.vms.iter().filter(|(_, vm)| vm.is_gone(self.guests_looked_at));
+        let changed = self.vms.iter().filter(|(_, vm)| vm.changed_s > 0);
         let recorded =
             self.recorded.iter().filter(|(name, _)| self.vms.get(*name).is_some_and(|vm| vm.reading.is_none()));
         Record {
@@ -305,6 +314,7 @@ impl Planner {
             read_s: self.read_s,
             intent: self.intent.clone().or_else(|| self.inherited.clone()),
             sizes: known.chain(recorded.map(|(name, bytes)| (name.clone(), *bytes))).collect(),
+            changed: changed.map(|(name, vm)| (name.clone(), vm.changed_s)).collect(),
             dead: dead.map(|(name, _)| name.clone()).collect(),
             guests: self.guest_records(),
             round: self.round,

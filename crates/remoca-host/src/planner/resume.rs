@@ -70,7 +70,7 @@ impl Planner {
         // What it is owed does not wait for the end of its window: others would get that meanwhile.
         for name in &below {
             if let Some(vm) = self.vms.get_mut(name) {
-                vm.changed_at = None;
+                vm.end_window();
             }
         }
         self.intent.take_if(|intent| intent.is_over());

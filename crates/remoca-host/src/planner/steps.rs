@@ -135,7 +135,7 @@ impl Planner {
             return;
         }
         let Some(vm) = self.vms.get_mut(&step.vm) else { return };
-        vm.changed_at = Some(at.now);
+        vm.note_change(at);
         vm.is_untold = matches!(outcome, Outcome::NotSent(_));
         vm.end_wait();
         match outcome {

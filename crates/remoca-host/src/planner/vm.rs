@@ -1,5 +1,6 @@
 //! What is known of one VM: its limits, its newest answer, what it read lately, and when it was changed.
 
+use super::Moment;
 use crate::curve::Curve;
 use crate::limits::Limits;
 use crate::plan::{Memory, Standing, Subject};
@@ -42,6 +43,10 @@ pub(super) struct KnownVm {
     pub(super) was_dead: bool,
     /// When its size was changed last, or was to be.
     pub(super) changed_at: Option<Duration>,
+    /// The same in seconds since 1970, for the record: 0 if it was not changed.
+    pub(super) changed_s: u64,
+    /// Until when it is not changed again because a former daemon changed it.
+    pub(super) held_until: Option<Duration>,
     /// Whether it could not be told that change.
     pub(super) is_untold: bool,
     /// Size that it may still get by a command whose answer did not come, and when it answered again.
@@ -69,6 +74,8 @@ impl KnownVm {
             dead_since: None,
             was_dead: false,
             changed_at: None,
+            changed_s: 0,
+            held_until: None,
             is_untold: false,
             unanswered: None,
             recorded,
@@ -118,6 +125,22 @@ impl KnownVm {
     /// Returns whether its process was stopped or killed, and no other one has answered since.
     pub(super) fn is_dead(&self) -> bool {
         self.dead_since.is_some()
+    }
+
+    /// Notes that it was changed, or was to be.
+    pub(super) fn note_change(&mut self, at: Moment) {
+        (self.changed_at, self.changed_s) = (Some(at.now), at.unix_s);
+    }
+
+    /// Notes that a former daemon changed it at `changed_s`, in seconds since 1970. The clock may have been set since.
+    pub(super) fn note_former_change(&mut self, at: Moment, window: Duration, changed_s: u64) {
+        let left = window.saturating_sub(Duration::from_secs(at.unix_s.saturating_sub(changed_s)));
+        (self.changed_s, self.held_until) = (changed_s, Some(at.now + left));
+    }
+
+    /// Lets it be changed before the end of its window.
+    pub(super) fn end_window(&mut self) {
+        (self.changed_at, self.changed_s, self.held_until) = (None, 0, None);
     }
 
     /// Notes that the VM is told to have `bytes`: they count until it answers.
@@ -251,6 +274,10 @@ impl KnownVm {
         if let Some(passed) = changed.filter(|_| !is_urgent) {
             let (why, left) = (changed_text(passed), time_left(window.saturating_sub(passed)));
             return cannot(format!("{why}, and is not changed again for {left}"));
+        }
+        let held = self.held_until.and_then(|until| until.checked_sub(now)).filter(|left| !left.is_zero());
+        if let Some(left) = held.filter(|_| !is_urgent) {
+            return cannot(format!("a former daemon changed it, and it is not changed again for {}", time_left(left)));
         }
         if let Some(why) = &self.mistake {
             // It may have a minimum that nobody knows.
