@@ -160,6 +160,8 @@ impl Planner {
         match self.round.phase {
             Phase::Rest if passed >= terms.rest && !is_over && self.could_begin(at) => {
                 self.enter(at, Phase::Lend);
+                // The sizes of the former plan are not those that tiers get from now on.
+                self.plan = Err("guests lend memory to their caches".into());
                 self.lend(at);
             }
             Phase::Rest => self.make_plan(at),
