@@ -55,7 +55,11 @@ impl Planner {
             (None, None, Ok((_, plan)))
                 if counted <= total && plan.rows.iter().all(|row| matches!(row.why, Why::Best | Why::Apart)) =>
             {
-                "all sizes are as they should be".into()
+                match plan.rows.iter().filter(|row| row.why == Why::Apart).count() {
+                    0 => "all sizes are as they should be".into(),
+                    all if all == plan.rows.len() => "nothing is changed now: all VMs keep what they have".into(),
+                    _ => "all sizes are as they should be, but those of VMs that keep what they have".into(),
+                }
             }
             (None, None, Ok(_)) => "nothing is changed now".into(),
         };
