@@ -23,8 +23,13 @@ fn of_process(status: &Status) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(locked) = soft_limit(&limits, "Max locked memory") {
         let shown = if locked == u64::MAX { "unlimited".to_owned() } else { show_size(locked) };
+        // With CAP_IPC_LOCK the limit does not count.
+        let memory = std::fs::read_to_string(format!("/proc/{}/status", status.pid)).unwrap_or_default();
+        let is_locked = kilobytes(&memory, "VmLck:").is_some_and(|locked| locked >= index);
         findings.push(if locked >= index {
             Finding::ok("locked memory", format!("{shown}, and the index has {}", show_size(index)))
+        } else if is_locked {
+            Finding::ok("locked memory", format!("the index is locked, {}", show_size(index)))
         } else {
             let found = format!("{shown}, less than the index with {}", show_size(index));
             Finding::warning(
@@ -50,6 +55,12 @@ fn of_process(status: &Status) -> Vec<Finding> {
 fn soft_limit(limits: &str, name: &str) -> Option<u64> {
     let value = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
     if value == "unlimited" { Some(u64::MAX) } else { value.parse().ok() }
+}
+
+/// Returns the bytes behind a name in the kernel's status of a process, which has them in kB.
+fn kilobytes(status: &str, name: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Checks that the state file can grow as far as the largest guest and the cache may make it.
