@@ -80,6 +80,9 @@ pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
         }
         refuse_other_qcow2_images(options, former)?;
         refuse_other_sockets(options, former)?;
+        if former.incoming.is_none() && options.incoming.is_some() {
+            bail!("it had its disks, and would wait for them with --incoming: {ADVICE}");
+        }
         refuse_other_marks(options, former)?;
         offers(options).check_beside(&offers(former)).map_err(|lacking| anyhow!("{lacking}: {ADVICE}"))?;
     }
