@@ -20,7 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
@@ -44,11 +44,19 @@ struct Shared {
     /// the same.
     is_no_file: AtomicBool,
     has_ended: AtomicBool,
+    /// Number of records that were lost since the last frame that was kept. A frame without records says it at the end.
+    untold: AtomicU32,
     /// Raised when no record is owed any longer, or the trace has ended.
     wake: Arc<OwnedFd>,
 }
 
 impl Shared {
+    /// Returns the frame that ends a trace whose last records were lost, if they were.
+    fn last_frame(&self) -> Option<Vec<u8>> {
+        let untold = self.untold.load(Ordering::Acquire);
+        (untold > 0).then(|| FrameEncoder::new().finish(untold, false))
+    }
+
     fn settle(&self, records: u64) {
         if self.owed.fetch_sub(records, Ordering::AcqRel) == records {
             raise(&self.wake);
@@ -133,6 +141,7 @@ impl TraceWriter {
             owed: AtomicU64::new(1),
             is_no_file: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
+            untold: AtomicU32::new(0),
             wake: Arc::clone(wake_up.wake()),
         });
         let (frames, queue) = sync_channel(FRAMES_MAX);
@@ -180,12 +189,15 @@ impl TraceWriter {
         let bytes = self.frame.finish(told, self.sees_evictions);
         let Some(frames) = &self.frames else { return };
         self.shared.owed.fetch_add(records, Ordering::AcqRel);
-        let Err(refused) = frames.try_send(Encoded { bytes, records }) else { return };
+        let Err(refused) = frames.try_send(Encoded { bytes, records }) else {
+            return self.shared.untold.store(0, Ordering::Release);
+        };
         self.shared.settle(records);
         match refused {
             TrySendError::Full(_) => {
                 // The frame has 32 bits for it: that many or more.
                 self.untold = u32::try_from(u64::from(told) + records).unwrap_or(u32::MAX);
+                self.shared.untold.store(self.untold, Ordering::Release);
                 self.lost += records;
             }
             // The thread has logged the reason.
@@ -343,6 +355,12 @@ fn write_file(mut file: File, frames: &Receiver<Encoded>, shared: &Shared) -> io
         result?;
         whole += bytes.len() as u64;
     }
+    if let Some(bytes) = shared.last_frame()
+        && let Err(error) = file.write_all(&bytes)
+    {
+        let _ = file.set_len(whole);
+        return Err(error);
+    }
     Ok(())
 }
 
@@ -365,7 +383,12 @@ fn send_frames(mut stream: &UnixStream, first: &[u8], frames: &Receiver<Encoded>
             // A client of an idle VM would otherwise be missed only with the next frame.
             Err(RecvTimeoutError::Timeout) if has_hung_up(stream) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Err(RecvTimeoutError::Disconnected) => {
+                return match shared.last_frame().map_or(Ok(()), |bytes| stream.write_all(&bytes)) {
+                    Err(error) if gone(&error) => Ok(()),
+                    result => result,
+                };
+            }
         }
     }
 }

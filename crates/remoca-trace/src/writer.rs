@@ -56,6 +56,12 @@ impl<W: Write> Writer<W> {
     /// Those of the writer below.
     pub fn finish(mut self) -> io::Result<W> {
         self.end_frame()?;
+        if self.lost > 0 {
+            // Nothing came after what was lost.
+            let lost = u32::try_from(self.lost).unwrap_or(u32::MAX);
+            let bytes = self.frame.finish(lost, self.sees_evictions);
+            self.to.write_all(&bytes)?;
+        }
         self.to.flush()?;
         Ok(self.to)
     }

@@ -124,6 +124,9 @@ impl Measured {
     pub(super) fn end_client(&mut self) -> bool {
         let Some(mut trace) = self.client.take() else { return false };
         trace.flush();
+        if trace.lost() > 0 {
+            tracing::warn!("{} records of the trace were lost: its client took them too slowly", trace.lost());
+        }
         !trace.has_ended()
     }
 
