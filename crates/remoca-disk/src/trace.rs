@@ -235,6 +235,12 @@ impl TraceWriter {
         self.wake_up.clear();
     }
 
+    /// Ends the trace as [`Self::end`] does, and waits no longer than `patience`.
+    pub fn end_within(&mut self, patience: Duration) {
+        self.patience = patience;
+        self.end();
+    }
+
     /// Ends the trace. Records that are not in the file within a second are lost.
     pub fn end(&mut self) {
         self.flush();

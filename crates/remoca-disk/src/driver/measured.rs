@@ -12,6 +12,7 @@ use remoca_io::words::IndexMemory;
 use remoca_protocol::control::Latencies;
 use remoca_protocol::trace::{TraceRecord, TracedOp, TracedSource};
 use std::io;
+use std::time::Duration;
 
 /// Latencies by kind, and the writers of traces.
 pub(super) struct Measured {
@@ -128,6 +129,14 @@ impl Measured {
             tracing::warn!("{} records of the trace were lost: its client took them too slowly", trace.lost());
         }
         !trace.has_ended()
+    }
+
+    /// Completes the trace for a client, if there is one, because another program takes over. The client gets what there is of it; one
+    /// that takes nothing is waited for no longer than `patience`.
+    pub(super) fn end_client_within(&mut self, patience: Duration) {
+        if let Some(mut trace) = self.client.take() {
+            trace.end_within(patience);
+        }
     }
 
     /// Returns the latencies so far.

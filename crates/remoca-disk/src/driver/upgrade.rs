@@ -31,6 +31,8 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time after which an upgrade no longer waits for control clients that are silent, nor for NBD clients that do not
 /// read their answers, nor for memory servers that owe pages for which no read waits.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
+/// How long a client of the trace that takes nothing keeps the guests waiting.
+const TRACE_TIME_MAX: Duration = Duration::from_millis(100);
 const OPENING: &str = "an image that a disk was to be added with is still being opened: is its file system or its server stuck? Try again \
                        when it answers";
 const MIGRATES: &str = "its disks are with another process, or one is connected to which they may go (`remoca status -v`): try again when that has ended";
@@ -201,6 +203,7 @@ impl Upgrades {
         if !vm.guests.pause() && vm.host.time_since(pausing_since) < ANSWER_TIME_MAX {
             return None;
         }
+        vm.in_flight.measured().end_client_within(TRACE_TIME_MAX);
         self.hand_over(vm, control).inspect_err(|error| self.refuse(error, vm, control)).ok()
     }
 
