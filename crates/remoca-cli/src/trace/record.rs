@@ -13,7 +13,7 @@ use clap::Args;
 use remoca_io::control::{self, call_for_stream};
 use remoca_io::signals::Signals;
 use remoca_protocol::control::{Command, Reply, Status};
-use remoca_protocol::trace::{FRAME_HEADER_BYTES, FrameHeader, HEAD_BYTES, check_head};
+use remoca_protocol::trace::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, FrameHeader, HEAD_BYTES, check_head};
 use remoca_view::figures::is_same_program;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{BufReader, ErrorKind, Read, Write};
@@ -47,8 +47,18 @@ pub struct RecordArgs {
     time: Duration,
 
     /// Size at which it ends, about ten bytes a request
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = size)]
     size: u64,
+}
+
+/// Parses a size in which at least one frame has room.
+fn size(text: &str) -> Result<u64, String> {
+    let least = (HEAD_BYTES + FRAME_HEADER_BYTES + FRAME_BYTES_MAX) as u64;
+    let size = parse_size(text)?;
+    if size < least {
+        return Err(format!("`{text}` is too small for a trace: at least {least}"));
+    }
+    Ok(size)
 }
 
 /// Records the trace of a VM into a file, for at most the time and of at most the size that the arguments say.
