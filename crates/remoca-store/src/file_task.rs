@@ -21,6 +21,16 @@ use remoca_io::sizes;
 const RETRIES_MAX: u32 = 100;
 /// The most bytes of zeroes written by one call if the file system cannot zero a range.
 pub(super) const ZERO_CHUNK_LEN: usize = 256 * 1024;
+/// Block of a file system. A file system that deallocates or zeroes a part of one writes it through the page cache, where it would
+/// look like the work of another program.
+const BLOCK_LEN: u64 = 4096;
+
+/// Returns offset and length of the whole blocks in a range; the length may be 0.
+fn whole_blocks((offset, len): (u64, u64)) -> (u64, u64) {
+    let start = offset.next_multiple_of(BLOCK_LEN);
+    let end = (offset + len) / BLOCK_LEN * BLOCK_LEN;
+    (start, end.saturating_sub(start))
+}
 
 /// Returns `len` page-aligned zeroes. `len` is at most [`ZERO_CHUNK_LEN`].
 pub(super) fn zeroes(len: usize) -> &'static [u8] {
@@ -41,7 +51,11 @@ pub(super) struct FileTask {
     pub(super) number: Option<u64>,
     image: ImageFacts,
     stage: Stage,
-    /// Bytes of the range done in this stage.
+    /// Offset and length of what this stage is about.
+    part: (u64, u64),
+    /// What follows when that is done: the last element first.
+    parts_left: Vec<(Stage, (u64, u64))>,
+    /// Bytes of the part done in this stage.
     done: u64,
     retries: u32,
     /// Error of a write with `RWF_DSYNC`, while it is not known whether the write or the sync failed.
@@ -84,6 +98,8 @@ enum Stage {
     DiscardByHole,
     /// Discard on a block device.
     DiscardByIoctl,
+    /// Discard of less than a block of a file.
+    Nothing,
     Sync,
     Look,
     EmptyPageCache,
@@ -113,6 +129,8 @@ pub(super) enum Call<'a> {
         len: u64,
     },
     SyncData,
+    /// No system call.
+    Nothing,
     /// Blocks if the file system has to ask its server: never made on the I/O thread.
     Look(&'a mut ChangeTime),
     /// Takes long if much is cached.
@@ -138,8 +156,33 @@ impl FileTask {
             StoreOp::WriteZeroes { may_unmap: true, .. } => Stage::PunchHole,
             StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
         };
+        let range = operation.range().unwrap_or_default();
+        let (mut part, mut stage, mut parts_left) = (range, stage, Vec::new());
+        let whole = whole_blocks(range);
+        match stage {
+            Stage::DiscardByHole => {
+                part = whole;
+                if whole.1 == 0 {
+                    stage = Stage::Nothing;
+                }
+            }
+            Stage::PunchHole | Stage::ZeroRange if !image.is_block_device && whole != range => {
+                if whole.1 > 0 {
+                    let (end, whole_end) = (range.0 + range.1, whole.0 + whole.1);
+                    parts_left.push((stage, whole));
+                    parts_left.extend((end > whole_end).then_some((Stage::WriteZeroes, (whole_end, end - whole_end))));
+                    parts_left.extend((whole.0 > range.0).then_some((Stage::WriteZeroes, (range.0, whole.0 - range.0))));
+                    if let Some(first) = parts_left.pop() {
+                        (stage, part) = first;
+                    }
+                } else {
+                    stage = Stage::WriteZeroes;
+                }
+            }
+            _ => {}
+        }
         let purpose = Purpose::Operation { token, operation };
-        Self { buffer, ..Self::aside(purpose, stage, image) }
+        Self { buffer, part, parts_left, ..Self::aside(purpose, stage, image) }
     }
 
     /// Returns a task that queries when the image was last changed.
@@ -158,19 +201,13 @@ impl FileTask {
     }
 
     fn aside(purpose: Purpose, stage: Stage, image: ImageFacts) -> Self {
-        Self { purpose, buffer: None, requests: 0, number: None, image, stage, done: 0, retries: 0, doubtful: None }
+        let (part, parts_left) = ((0, 0), Vec::new());
+        Self { purpose, buffer: None, requests: 0, number: None, image, stage, part, parts_left, done: 0, retries: 0, doubtful: None }
     }
 
     /// Returns whether the task reads data of the image.
     pub(super) fn reads(&self) -> bool {
         self.stage == Stage::Read
-    }
-
-    fn range(&self) -> Option<(u64, u64)> {
-        match &self.purpose {
-            Purpose::Operation { operation, .. } => operation.range(),
-            Purpose::Look(_) | Purpose::EmptyPageCache | Purpose::Measure(_) => None,
-        }
     }
 
     fn is_durable(&self) -> bool {
@@ -195,13 +232,13 @@ impl FileTask {
     /// Returns the most requests that the next call makes of the device: one for each block of 4 KiB, as in a file in which no two are
     /// neighbours.
     pub(super) fn next_requests(&self) -> u32 {
-        let remaining = self.range().map_or(0, |(_, len)| len - self.done);
+        let remaining = self.part.1 - self.done;
         let len = if self.stage == Stage::WriteZeroes { remaining.min(ZERO_CHUNK_LEN as u64) } else { remaining };
         u32::try_from(len.div_ceil(4096)).unwrap_or(u32::MAX).max(1)
     }
 
     pub(super) fn next_call(&mut self) -> Call<'_> {
-        let (start, len) = self.range().unwrap_or_default();
+        let (start, len) = self.part;
         let offset = start + self.done;
         let remaining = len - self.done;
         let keep_size = libc::FALLOC_FL_KEEP_SIZE;
@@ -224,6 +261,7 @@ impl FileTask {
             Stage::DiscardByIoctl => Call::DiscardBlocks { offset, len: remaining },
             Stage::EmptyPageCache => Call::EmptyPageCache,
             Stage::Sync => Call::SyncData,
+            Stage::Nothing => Call::Nothing,
             Stage::Look | Stage::Measure => match &mut self.purpose {
                 Purpose::Look(changed) => Call::Look(changed),
                 Purpose::Measure(bytes) => Call::Measure(bytes),
@@ -251,9 +289,8 @@ impl FileTask {
     fn advance(&mut self, transferred: u64) -> Progress {
         match self.stage {
             Stage::Read | Stage::Write | Stage::WriteZeroes => {
-                let len = self.range().map_or(0, |(_, len)| len);
                 self.done += transferred;
-                if self.done < len {
+                if self.done < self.part.1 {
                     // Zero bytes mean that the image has become shorter since it was opened.
                     return if transferred == 0 {
                         Progress::Finished(Err(StoreError::IO))
@@ -268,13 +305,20 @@ impl FileTask {
                         Progress::Finished(Err(error))
                     }
                     (Stage::Write, None) if self.image.honours_dsync => Progress::Finished(Ok(())),
-                    _ => self.sync_if_durable(),
+                    _ => self.next_part(),
                 }
             }
-            Stage::PunchHole | Stage::ZeroRange => self.sync_if_durable(),
-            Stage::DiscardByHole | Stage::DiscardByIoctl | Stage::Sync => Progress::Finished(Ok(())),
+            Stage::PunchHole | Stage::ZeroRange => self.next_part(),
+            Stage::Nothing | Stage::DiscardByHole | Stage::DiscardByIoctl | Stage::Sync => Progress::Finished(Ok(())),
             Stage::Look | Stage::EmptyPageCache | Stage::Measure => Progress::Finished(Ok(())),
         }
+    }
+
+    fn next_part(&mut self) -> Progress {
+        let Some(next) = self.parts_left.pop() else { return self.sync_if_durable() };
+        (self.stage, self.part) = next;
+        self.done = 0;
+        Progress::MoreCalls
     }
 
     fn sync_if_durable(&mut self) -> Progress {
@@ -376,6 +420,30 @@ mod tests {
         assert_eq!(task.handle_result(Ok(4096)), Progress::MoreCalls);
         assert_eq!(task.next_call(), Call::SyncData);
         assert_eq!(task.handle_result(Ok(0)), Progress::Finished(Ok(())));
+    }
+
+    #[test]
+    fn parts_of_blocks_of_a_file_are_written_and_not_discarded() {
+        let zeroes = |offset, len| StoreOp::WriteZeroes { offset, len, may_unmap: true, durable: false };
+        let mut both = task(zeroes(4608, 8192), false);
+        assert!(matches!(both.next_call(), Call::Write { offset: 4608, source, .. } if source.len() == 3584));
+        assert_eq!(both.handle_result(Ok(3584)), Progress::MoreCalls);
+        assert!(matches!(both.next_call(), Call::Write { offset: 12288, source, .. } if source.len() == 512));
+        assert_eq!(both.handle_result(Ok(512)), Progress::MoreCalls);
+        assert!(matches!(both.next_call(), Call::Fallocate { offset: 8192, len: 4096, .. }));
+        assert_eq!(unsupported(&mut both), Progress::MoreCalls);
+        assert!(matches!(both.next_call(), Call::Fallocate { offset: 8192, len: 4096, .. }));
+        assert_eq!(both.handle_result(Ok(0)), Progress::Finished(Ok(())));
+
+        let mut less = task(zeroes(512, 1024), false);
+        assert!(matches!(less.next_call(), Call::Write { offset: 512, source, .. } if source.len() == 1024));
+        assert_eq!(less.handle_result(Ok(1024)), Progress::Finished(Ok(())));
+
+        let mut discard = task(StoreOp::Discard { offset: 4608, len: 8192 }, false);
+        assert!(matches!(discard.next_call(), Call::Fallocate { offset: 8192, len: 4096, .. }));
+        let mut nothing = task(StoreOp::Discard { offset: 512, len: 4096 }, false);
+        assert_eq!(nothing.next_call(), Call::Nothing);
+        assert_eq!(nothing.handle_result(Ok(0)), Progress::Finished(Ok(())));
     }
 
     #[test]

@@ -224,6 +224,7 @@ fn call(image: &Image, call: Call<'_>) -> io::Result<u32> {
         }
         Call::DiscardBlocks { offset, len } => image.discard_blocks(offset, len).map(|()| 0),
         Call::SyncData => file.sync_data().map(|()| 0),
+        Call::Nothing => Ok(0),
         Call::EmptyPageCache => Ok(rustix::fs::fadvise(file, 0, None, Advice::DontNeed).map(|()| 0)?),
         Call::Look(changed) => changed.read(file).map(|()| 0),
         Call::Measure(bytes) => {
