@@ -92,7 +92,8 @@ impl<S: Subscriber> Layer<S> for Limit {
         }
         let (is_written, left_out) = self.count(place, Instant::now());
         if left_out > 0 {
-            put(format!("{left_out} lines like the next one were left out: more than {LINES_MAX} in a minute\n").as_bytes());
+            put(format!("{left_out} lines like the next one were left out: more than {LINES_MAX} in a minute\n")
+                .as_bytes());
         }
         is_written
     }

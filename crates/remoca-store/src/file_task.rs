@@ -171,7 +171,8 @@ impl FileTask {
                     let (end, whole_end) = (range.0 + range.1, whole.0 + whole.1);
                     parts_left.push((stage, whole));
                     parts_left.extend((end > whole_end).then_some((Stage::WriteZeroes, (whole_end, end - whole_end))));
-                    parts_left.extend((whole.0 > range.0).then_some((Stage::WriteZeroes, (range.0, whole.0 - range.0))));
+                    parts_left
+                        .extend((whole.0 > range.0).then_some((Stage::WriteZeroes, (range.0, whole.0 - range.0))));
                     if let Some(first) = parts_left.pop() {
                         (stage, part) = first;
                     }
@@ -202,7 +203,19 @@ impl FileTask {
 
     fn aside(purpose: Purpose, stage: Stage, image: ImageFacts) -> Self {
         let (part, parts_left) = ((0, 0), Vec::new());
-        Self { purpose, buffer: None, requests: 0, number: None, image, stage, part, parts_left, done: 0, retries: 0, doubtful: None }
+        Self {
+            purpose,
+            buffer: None,
+            requests: 0,
+            number: None,
+            image,
+            stage,
+            part,
+            parts_left,
+            done: 0,
+            retries: 0,
+            doubtful: None,
+        }
     }
 
     /// Returns whether the task reads data of the image.

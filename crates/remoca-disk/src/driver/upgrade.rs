@@ -32,7 +32,7 @@ const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
 /// read their answers, nor for memory servers that owe pages for which no read waits.
 const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 /// How long a client of the trace that takes nothing keeps the guests waiting.
-const TRACE_TIME_MAX: Duration = Duration::from_millis(100);
+const TRACE_TIME_MAX: Duration = Duration::from_millis(50);
 const OPENING: &str = "an image that a disk was to be added with is still being opened: is its file system or its server stuck? Try again \
                        when it answers";
 const MIGRATES: &str = "its disks are with another process, or one is connected to which they may go (`remoca status -v`): try again when that has ended";

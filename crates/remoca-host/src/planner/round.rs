@@ -94,7 +94,8 @@ impl Planner {
             guest.taken() > 0 && self.is_there(now, name) && !self.vms[name].is_dead()
         };
         let is_unheard = |guest: &KnownGuest| guest.memory.is_none() || guest.resident.is_none();
-        let unheard: Vec<_> = self.guests.iter().filter(|(name, guest)| lends(name, guest) && is_unheard(guest)).collect();
+        let unheard: Vec<_> =
+            self.guests.iter().filter(|(name, guest)| lends(name, guest) && is_unheard(guest)).collect();
         let taken = unheard.iter().fold(0, |sum: u64, (_, guest)| sum.saturating_add(guest.taken()));
         let (counted, total) = (self.counted(now), self.memory(now).total_bytes);
         let is_for_them = counted > total && counted <= total.saturating_add(taken);
