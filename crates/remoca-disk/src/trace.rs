@@ -506,11 +506,9 @@ mod tests {
         assert!(writer.is_still());
     }
 
-    /// Nobody reads from a pipe for long: the writer goes on, and says how many records are missing, and where.
-    #[test]
-    fn records_that_nobody_takes_are_counted() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("pipe");
+    /// Returns a writer into a pipe in `folder` that nobody reads, and how many records it got until it lost some.
+    fn recorded_into_a_full_pipe(folder: &Path) -> (TraceWriter, PathBuf, u64) {
+        let path = folder.join("pipe");
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let mut writer = append(&path);
@@ -519,6 +517,31 @@ mod tests {
             recorded += 1;
             writer.record(&record(recorded), false);
         }
+        (writer, path, recorded)
+    }
+
+    /// Nothing is kept after it that would tell it.
+    #[test]
+    fn what_is_lost_at_the_end_of_a_trace_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut writer, path, recorded) = recorded_into_a_full_pipe(folder.path());
+        let lost = writer.lost();
+        let mut pipe = File::open(&path).unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        writer.end();
+        drop(writer);
+        let trace = parse_trace(&[&head()[..], &reader.join().unwrap().unwrap()].concat()).unwrap();
+        assert_eq!((trace.records.len() as u64, trace.lost), (recorded - lost, lost));
+    }
+
+    /// Nobody reads from a pipe for long: the writer goes on, and says how many records are missing, and where.
+    #[test]
+    fn records_that_nobody_takes_are_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut writer, path, mut recorded) = recorded_into_a_full_pipe(folder.path());
         let lost = writer.lost();
         // Those that wait, one frame that is being written, and what a pipe holds; a frame has about 4,000.
         assert!(recorded - lost <= (FRAMES_MAX as u64 + 5) * 8192);

@@ -280,7 +280,10 @@ fn files_with_which_no_process_could_start_stop_nothing_that_ran_before() {
     std::fs::write(scene.path("vms/web1.toml"), good.replace(&scene.text("port"), "/no/such/port")).unwrap();
     expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &["/no/such/port", "goes on as before"]);
     let new_disk = more("/no/such/image") + &format!("socket = '{}'\n", scene.text("more"));
-    for (text, words) in [(with(server), "is given twice"), (new_disk, "/no/such/image")] {
+    let incoming = with("incoming = 'tcp:127.0.0.1:1'\nincoming-key = '/no/such/key'");
+    for (text, words) in
+        [(with(server), "is given twice"), (new_disk, "/no/such/image"), (incoming, "it had its disks")]
+    {
         program.kill();
         std::fs::write(scene.path("vms/web1.toml"), text).unwrap();
         program = scene.start(&[]);

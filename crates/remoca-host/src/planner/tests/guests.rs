@@ -100,6 +100,38 @@ fn guests_have_all_back_if_nobody_gains() {
     assert!(world.steps.len() > steps);
 }
 
+/// It may just be late: what its guest lends is on record.
+#[test]
+fn a_daemon_that_starts_cuts_no_cache_because_the_monitor_of_a_lender_is_late() {
+    for looks in [3, 100] {
+        let mut world = three_lent_to_one();
+        let before = sizes(&world);
+        let now = world.looks;
+        world.guest("vm1").manner = Manner::Silent(now, looks);
+        world.replace_daemon(Duration::from_secs(5));
+        world.run(looks.min(5), |world| assert_eq!(sizes(world), before, "{:?}", world.steps));
+        world.run(20, |world| assert!(world.taken_of_host() <= signed(40 * UNIT)));
+        // After a minute nothing is waited for any longer.
+        assert_eq!(sizes(&world)[0].1 < before[0].1, looks == 100, "{:?} {before:?}", sizes(&world));
+    }
+}
+
+/// The sizes of the plan before it are not those that tiers get.
+#[test]
+fn while_guests_lend_no_plan_is_shown() {
+    let mut world = two(170, [Manner::Honest; 2]);
+    let mut lending = 0;
+    while phase(&world) != Phase::Observe {
+        world.run(1, |_| {});
+        if phase(&world) == Phase::Lend {
+            lending += 1;
+            let report = world.planner.report(world.at);
+            assert!(report.vms.iter().all(|vm| vm.target_bytes == vm.has_bytes), "{report:?}");
+        }
+    }
+    assert!(lending > 0);
+}
+
 #[test]
 fn a_dry_run_moves_nothing() {
     let mut world = two(170, [Manner::Honest; 2]);

@@ -43,6 +43,35 @@ fn a_vm_that_was_changed_says_so_and_that_it_waits_for_the_next_plan_when_its_wi
 }
 
 #[test]
+fn the_window_of_a_vm_goes_on_after_a_restart_of_the_daemon() {
+    let mut world = World::new(vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 100)]);
+    world.run(3, |_| {});
+    let (steps, changed_s) = (world.steps.len(), world.at.unix_s - (world.at.now - world.steps[0].0).as_secs());
+    assert_eq!(sizes(&world), [133, 67]);
+    // Now the other one gains.
+    world.process("vm0").shape = Shape::Flat(50);
+    world.process("vm1").shape = Shape::Cliff(130);
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(3, |_| {});
+    let report = world.planner.report(world.at);
+    assert!(vm(&report.vms, "vm0").why.starts_with("a former daemon changed it"), "{report:?}");
+    world.run(20, |world| assert!(world.steps.len() == steps || world.at.unix_s >= changed_s + 60));
+    assert_eq!(sizes(&world), [67, 133]);
+}
+
+#[test]
+fn nothing_is_said_to_be_as_it_should_be_of_vms_that_keep_what_they_have() {
+    let blind = || Process::new(Shape::Flat(50), Nature::Blind, 100);
+    let states = [("nothing is changed now: all VMs", blind()), ("but those of VMs", honest(Shape::Flat(50), 1))];
+    for (words, other) in states {
+        let mut world = World::new(vec![blind(), other]);
+        world.run(20, |_| {});
+        let state = world.planner.report(world.at).state;
+        assert!(state.contains(words), "{state}");
+    }
+}
+
+#[test]
 fn a_dry_run_says_it_once_and_changes_nothing() {
     let dry = Settings { applies: false, ..settings() };
     let mut world = World::with(dry, vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 100)]);
