@@ -49,6 +49,10 @@ impl Handle for Arc<MappedPool> {
         self.granted()
     }
 
+    fn is_limited(&self) -> bool {
+        self.limit() < self.quota()
+    }
+
     fn totals(&self) -> Totals {
         Totals { resizes_refused: self.refusals(), ..Totals::default() }
     }

@@ -160,6 +160,11 @@ impl MappedPool {
         PageCount(self.granted.load(SeqCst))
     }
 
+    /// Returns the maximum size that an operator can allow.
+    pub(crate) fn quota(&self) -> PageCount {
+        self.quota
+    }
+
     /// Returns the maximum size.
     pub(crate) fn limit(&self) -> PageCount {
         self.quota.min(PageCount(self.limit.load(SeqCst)))

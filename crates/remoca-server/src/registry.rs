@@ -4,7 +4,7 @@
 //!
 //! 1. A pool has at most one session: [`Registry::arrive`] returns the older one, to be ended before the newer begins.
 //! 2. A session whose epoch is not the pool's latest changes nothing, whatever it still reports.
-//! 3. A pool whose client is gone is freed after the grace time; a pool without slots, at once.
+//! 3. A pool whose client is gone is freed after the grace time; a pool without slots or an operator's limit, at once.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -21,6 +21,8 @@ use crate::status::{PoolStatus, Totals, WorkerReport, shown};
 /// A handle on a pool of either kind.
 pub(crate) trait Handle: Clone {
     fn npages(&self) -> PageCount;
+    /// Returns whether an operator has set a limit on its size.
+    fn is_limited(&self) -> bool;
     /// Returns what the pool adds to the totals.
     fn totals(&self) -> Totals;
     /// Fills in what only the pool knows.
@@ -30,6 +32,10 @@ pub(crate) trait Handle: Clone {
 impl Handle for Rc<RefCell<Pool>> {
     fn npages(&self) -> PageCount {
         self.borrow().npages()
+    }
+
+    fn is_limited(&self) -> bool {
+        false
     }
 
     fn totals(&self) -> Totals {
@@ -168,15 +174,15 @@ impl<P: Handle> Registry<P> {
         }
     }
 
-    /// Keeps the pool of a vanished client for the grace period if it has pages, and frees it otherwise. Called at the
-    /// end of a client's session, also of one that never began. Does nothing if a newer one has arrived. Returns the pool
-    /// if it was removed.
+    /// Keeps the pool of a vanished client for the grace period if it has pages, or a limit that the client shall find when
+    /// it comes back. Frees it otherwise. Called at the end of a client's session, also of one that never began. Does nothing
+    /// if a newer one has arrived. Returns the pool if it was removed.
     pub(crate) fn leave(&mut self, hello: &Hello, left: Left, now: Instant) -> Option<P> {
         let entry = self.pools.get_mut(&hello.token)?;
         if entry.epoch != hello.epoch {
             return None;
         }
-        let keep = left == Left::Vanished && entry.pool.npages() > PageCount(0);
+        let keep = left == Left::Vanished && (entry.pool.npages() > PageCount(0) || entry.pool.is_limited());
         if keep {
             entry.presence = Presence::Vanished(now + self.grace);
             return None;

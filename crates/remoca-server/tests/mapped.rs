@@ -282,6 +282,40 @@ fn memory_is_taken_from_a_client_that_does_not_answer() {
     assert_eq!(memory.metadata().unwrap().blocks(), 0);
 }
 
+/// An upgrade or a restart of a VM process says nothing to the server, and comes back with the same token.
+#[test]
+fn a_limit_outlasts_a_client_that_comes_back() {
+    let setup = setup();
+    let is_away = || wait_for(&setup.server, "it is away", |status| status.pools.iter().all(|pool| !pool.connected));
+    let done = Reply::Done(TakenBack { pages: 0, ended: false });
+    let mut client = Mapped::connect(&setup.path, token(0xab), 1);
+    client.resize(100);
+    client.resize(0);
+    assert_eq!(take_back(&setup.control, "abababab", 0), done);
+    let first = client.welcome;
+    drop(client);
+    is_away();
+    let mut client = Mapped::connect(&setup.path, token(0xab), 2);
+    assert_eq!((client.welcome.pool_generation, client.welcome.quota), (first.pool_generation, PageCount(0)));
+    assert_eq!(client.try_resize(1), Err((ErrorCode::NoMemory, 0)));
+    drop(client);
+    is_away();
+    assert_eq!(take_back(&setup.control, "abababab", 600), done);
+    let mut client = Mapped::connect(&setup.path, token(0xab), 3);
+    assert_eq!(client.resize(600), 0, "what the operator allows again can be had again");
+    client.send(&[Frame::Bye]);
+    wait_for(&setup.server, "it has left for good", |status| status.pools.is_empty());
+}
+
+#[test]
+fn an_empty_pool_with_a_limit_is_not_kept_without_end() {
+    let setup = setup_with(|config| Config { grace: Duration::from_millis(50), ..config });
+    let client = Mapped::connect(&setup.path, token(0xab), 1);
+    assert_eq!(take_back(&setup.control, "abababab", 0), Reply::Done(TakenBack { pages: 0, ended: false }));
+    drop(client);
+    wait_for(&setup.server, "it is freed", |status| status.pools.is_empty() && status.totals.expired == 1);
+}
+
 /// It hangs up when it is asked, or sends requests without end and reads nothing.
 #[test]
 fn a_client_that_does_anything_but_answer_keeps_no_memory() {
