@@ -164,13 +164,16 @@ pub fn full(_: &Vm, shown: &Shown) -> Option<Found> {
     Some(Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
 }
 
+/// Names a local tier that is smaller than wanted. To the process a limit looks like a full server: it hears only how much more it
+/// could get.
 fn local_full(shown: &Shown) -> Option<Found> {
     let cache = &shown.status.cache;
     let local = shown.status.servers.iter().find(|server| server.is_local_tier && server.in_use)?;
     let (granted, wanted) = (show_size(cache.local_granted_bytes), show_size(cache.local_wanted_bytes));
-    let found = format!("full: {granted} of the {wanted} wanted for the local tier are granted");
+    let found = format!("full, or limited: {granted} of the {wanted} wanted for the local tier are granted");
     let advice = format!(
-        "Give `remoca serve` more --memory on this host, or want less: `remoca set {} --local {}`",
+        "`remoca status --server` shows its room, and the limit of each pool: `remoca take-back POOL SIZE` raises a limit. Without \
+         room, give `remoca serve` more --memory on this host, or want less: `remoca set {} --local {}`",
         shown.status.name,
         exact_size(cache.local_granted_bytes)
     );
