@@ -7,8 +7,9 @@ use crate::size::show_size;
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_io::control;
-use remoca_protocol::control::{Command, CurveStatus, Reply};
+use remoca_protocol::control::{Command, CurveStatus, Reply, Status};
 use remoca_view::curve::{Figures, SERVER_US, Shown, chart};
+use remoca_view::figures::{Agent, counter};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
@@ -43,7 +44,7 @@ pub fn run(args: &CurveArgs) -> Result<()> {
     let figures = Figures::of(&curve, args.server_latency.map(|ms| ms * 1000.0), SERVER_US);
     let text = match args.output {
         Form::Json => format!("{}\n", serde_json::to_string_pretty(&Shown { curve: &curve, figures: &figures })?),
-        Form::Table => text(&curve, &figures)?,
+        Form::Table => text(&curve, &figures, is_unheard(&runtime::ask(&socket, Command::Status)?))?,
     };
     Ok(output().write_all(text.as_bytes())?)
 }
@@ -62,8 +63,13 @@ fn ask(socket: &Path, name: &str, disk: Option<String>) -> Result<CurveStatus> {
     }
 }
 
-/// Returns chart, table and notes.
-fn text(curve: &CurveStatus, figures: &Figures) -> Result<String> {
+/// Returns whether the process waits for an agent that it never heard of.
+fn is_unheard(status: &Status) -> bool {
+    Agent::of(status.port.as_ref()) == Agent::NotHeard && counter(status, "evictions_reported") == 0
+}
+
+/// Returns chart, table and notes. `is_unheard` says whether the process waits for an agent that it never heard of.
+fn text(curve: &CurveStatus, figures: &Figures, is_unheard: bool) -> Result<String> {
     let mut text = chart::draw(curve, figures);
     writeln!(text, "\n{:>8}{:>9}{:>8}{:>14}{:>20}", "CACHE", "HITS %", "+-", "READ, MEAN", "BLOCKS SAVED / S")?;
     for row in figures.table() {
@@ -74,11 +80,11 @@ fn text(curve: &CurveStatus, figures: &Figures) -> Result<String> {
         let size = show_size(row.bytes);
         writeln!(text, "{size:>8}{:>9.1}{error:>8}{read:>14}{saved:>20}{mark}", row.hit_ratio * 100.0)?;
     }
-    notes(&mut text, curve, figures)?;
+    notes(&mut text, curve, figures, is_unheard)?;
     Ok(text)
 }
 
-fn notes(text: &mut String, curve: &CurveStatus, figures: &Figures) -> Result<()> {
+fn notes(text: &mut String, curve: &CurveStatus, figures: &Figures, is_unheard: bool) -> Result<()> {
     let share = if curve.followed_share >= 1.0 {
         "All of them are followed".into()
     } else {
@@ -93,6 +99,10 @@ fn notes(text: &mut String, curve: &CurveStatus, figures: &Figures) -> Result<()
                 "No evictions are seen, so this is a cache into which reads are admitted.\n\
                  With an agent in the guest it would hold other blocks, and hit more.",
             "frames" => "Evictions are seen in guest memory that reads overwrite, without an agent.",
+            _ if is_unheard =>
+                "No agent has reported yet, so no evictions are seen, and the curve says too\n\
+                 little. It becomes that of a cache into which reads are admitted, once the\n\
+                 guest has read as much as its memory holds.",
             _ => "Evictions are those that the agent reports.",
         }
     )?;
@@ -130,10 +140,24 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 mod tests {
     use super::*;
     use remoca_protocol::control::ForecastStatus;
-    use remoca_view::testing::curve;
+    use remoca_view::testing::{curve, full_status};
 
     fn shown(curve: &CurveStatus) -> String {
-        text(curve, &Figures::of(curve, None, SERVER_US)).unwrap()
+        text(curve, &Figures::of(curve, None, SERVER_US), false).unwrap()
+    }
+
+    #[test]
+    fn evictions_are_not_said_to_come_from_an_agent_that_never_reported() {
+        let (curve, mut status) = (curve(), full_status(1, 100));
+        let figures = Figures::of(&curve, None, SERVER_US);
+        let shown = |status: &Status| text(&curve, &figures, is_unheard(status)).unwrap();
+        assert!(shown(&status).contains("Evictions are those that the agent reports."));
+        status.port.as_mut().unwrap().agent_heard_s_ago = None;
+        assert!(shown(&status).contains("that the agent reports"), "they were, before the guest attached again");
+        status.counters.insert("evictions_reported".into(), 0);
+        let unheard = shown(&status);
+        assert!(unheard.contains("No agent has reported yet") && !unheard.contains("the agent reports"), "{unheard}");
+        assert!(unheard.lines().all(|line| line.len() <= 80), "{unheard}");
     }
 
     #[test]
