@@ -132,8 +132,8 @@ fn notes(text: &mut String, curve: &CurveStatus, figures: &Figures, is_unheard: 
 }
 
 fn milliseconds(text: &str) -> Result<f64, String> {
-    let error = || format!("`{text}` is not a number of milliseconds above 0, such as 0.2");
-    text.parse().ok().filter(|ms: &f64| ms.is_finite() && *ms > 0.0).ok_or_else(error)
+    let error = || format!("`{text}` is not a number of milliseconds above 0 and up to 60000, such as 0.2");
+    text.parse().ok().filter(|ms: &f64| *ms > 0.0 && *ms <= 60_000.0).ok_or_else(error)
 }
 
 #[cfg(test)]
@@ -208,10 +208,11 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_is_a_positive_number() {
-        assert_eq!(milliseconds("0.25"), Ok(0.25));
-        for wrong in ["0", "-1", "inf", "NaN", "2ms", ""] {
-            assert!(milliseconds(wrong).is_err(), "{wrong}");
+    fn a_latency_is_a_positive_number_of_at_most_a_minute() {
+        assert_eq!((milliseconds("0.25"), milliseconds("60000")), (Ok(0.25), Ok(60_000.0)));
+        for wrong in ["0", "-1", "inf", "NaN", "2ms", "", "1e300", "60001"] {
+            let error = milliseconds(wrong).unwrap_err();
+            assert!(error.contains("above 0 and up to 60000"), "{wrong}: {error}");
         }
     }
 }

@@ -21,7 +21,7 @@ pub struct TopArgs {
     names: Vec<String>,
 
     /// Time between two looks
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 4, value_parser = crate::time::parse_seconds_of_hour)]
     interval: u32,
 
     /// Print one frame as text, of what happens in a second, and exit

@@ -38,7 +38,7 @@ pub struct WebArgs {
     socket_group: Option<u32>,
 
     /// Time between two snapshots
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 5, value_parser = crate::time::parse_seconds_of_hour)]
     interval: u32,
 }
 

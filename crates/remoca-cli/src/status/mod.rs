@@ -38,7 +38,7 @@ pub struct StatusArgs {
     name: Option<String>,
 
     /// Repeat at this interval; later figures are those of the interval
-    #[arg(short, long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
+    #[arg(short, long, value_name = "SECONDS", value_parser = crate::time::parse_seconds_of_day)]
     interval: Option<u32>,
 
     /// Stop after this many repetitions [default: never]
