@@ -199,7 +199,7 @@ fn hit_ratio(stats: &EngineStats) -> Option<f64> {
 /// # Errors
 /// As for [`cache_pages`].
 pub fn local_pages(bytes: u64) -> Result<PageCount, String> {
-    if bytes == 0 { Ok(PageCount(0)) } else { cache_pages(bytes) }
+    if bytes == 0 { Ok(PageCount(0)) } else { pages(bytes, "a local tier", "a multiple of 4096", "0 is no local tier") }
 }
 
 /// Returns the number of pages in a cache of `bytes` bytes.
@@ -207,16 +207,39 @@ pub fn local_pages(bytes: u64) -> Result<PageCount, String> {
 /// # Errors
 /// If `bytes` is not a valid size. The text says which sizes are.
 pub fn cache_pages(bytes: u64) -> Result<PageCount, String> {
+    pages(bytes, "a cache", "a multiple of 4096 above 0", "`remoca set NAME --off` turns a cache off")
+}
+
+/// Returns the number of pages in `bytes` bytes of `what`, whose size is `valid`. `how_none` says how to have none of it.
+fn pages(bytes: u64, what: &str, valid: &str, how_none: &str) -> Result<PageCount, String> {
     let pages = bytes / PAGE_SIZE_U64;
     if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE_U64) {
         let advice = match pages * PAGE_SIZE_U64 / 1024 {
-            0 => "`remoca set NAME --off` turns a cache off".into(),
+            0 => how_none.into(),
             kib => format!("such as {kib}K; K, M, G and T are powers of 1024, and KB, MB, GB and TB powers of 1000"),
         };
-        return Err(format!("a cache of {bytes} bytes: the size is a multiple of 4096 above 0 ({advice})"));
+        return Err(format!("{what} of {bytes} bytes: the size is {valid} ({advice})"));
     }
     match u32::try_from(pages) {
         Ok(pages) if PageCount(pages) <= CACHE_PAGES_MAX => Ok(PageCount(pages)),
-        _ => Err(format!("a cache of {bytes} bytes: 4 TiB is the limit")),
+        _ => Err(format!("{what} of {bytes} bytes: 4 TiB is the limit")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_is_refused_is_that_of_the_cache_or_of_the_local_tier() {
+        assert_eq!((cache_pages(4096), local_pages(8192)), (Ok(PageCount(1)), Ok(PageCount(2))));
+        let error = cache_pages(4095).unwrap_err();
+        assert!(error.starts_with("a cache of 4095 bytes") && error.contains("--off"), "{error}");
+        let error = local_pages(4095).unwrap_err();
+        assert!(error.starts_with("a local tier of 4095 bytes") && error.ends_with("(0 is no local tier)"), "{error}");
+        let error = local_pages(5000).unwrap_err();
+        assert!(error.contains("a multiple of 4096 (such as 4K;"), "{error}");
+        let error = local_pages(u64::MAX - 4095).unwrap_err();
+        assert!(error.starts_with("a local tier of ") && error.ends_with("4 TiB is the limit"), "{error}");
     }
 }
