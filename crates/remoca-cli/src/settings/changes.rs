@@ -2,16 +2,18 @@
 
 use super::fields::{FIELDS, Field};
 use super::file::{DiskEntry, Entry, Place, Settings};
+use super::schema::{self, Schema};
 use remoca_disk::start::DiskOptions;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns a line for each setting that differs. Of several files the first ones prevail.
-pub fn changes(before: &[Settings], after: &[Settings]) -> Vec<String> {
+/// Returns a line for each setting that differs. Of several files the first ones prevail. `schema` has their keys.
+pub fn changes(before: &[Settings], after: &[Settings], schema: &Schema) -> Vec<String> {
     let (old, new) = (entries(before), entries(after));
     let keys: BTreeSet<_> = old.keys().chain(new.keys()).collect();
     let mut lines = Vec::new();
     for key in keys {
-        let values = [old.get(*key), new.get(*key)].map(|entry| entry.map(|entry| value(&entry.words)));
+        let is_list = schema.flag(key).is_some_and(schema::is_list);
+        let values = [old.get(*key), new.get(*key)].map(|entry| entry.map(|entry| value(&entry.words, is_list)));
         let place = new.get(*key).map_or_else(String::new, |entry| format!(" ({})", entry.place));
         match values {
             [Some(old), Some(new)] if old != new => lines.push(format!("{key}: {old} -> {new}{place}")),
@@ -68,11 +70,15 @@ fn disks(files: &[Settings]) -> BTreeMap<&str, &DiskEntry> {
     disks.map(|disk| (disk.options.name.as_deref().unwrap_or_default(), disk)).collect()
 }
 
-/// Returns words of the command line as a reader takes them.
-fn value(words: &[String]) -> String {
+/// Returns words of the command line as a reader takes them. Without any, a list is empty, and a switch is off.
+fn value(words: &[String], is_list: bool) -> String {
     let values = words.iter().map(|word| word.split_once('=').map_or("true", |(_, value)| value));
     let values: Vec<_> = values.collect();
-    if values.is_empty() { "false".into() } else { values.join(", ") }
+    match values.is_empty() {
+        true if is_list => "none".into(),
+        true => "false".into(),
+        false => values.join(", "),
+    }
 }
 
 #[cfg(test)]
@@ -110,7 +116,10 @@ mod tests {
             "disk c: no longer there",
             "disk d: new (F:15)",
         ];
-        assert_eq!(changes(&read(&before), &read(&after)), expected);
-        assert_eq!(changes(&read(&before), &read(&before)), [""; 0]);
+        let changes = |before: &str, after: &str| changes(&read(before), &read(after), &disk::schema());
+        assert_eq!(changes(&before, &after), expected);
+        assert_eq!(changes(&before, &before), [""; 0]);
+        assert_eq!(changes("", "server = []\nno-hedge = false\n"), ["no-hedge: false (F:3)", "server: none (F:2)"]);
+        assert_eq!(changes("server = 'tcp:a:1'\n", "server = []\n"), ["server: tcp:a:1 -> none (F:2)"]);
     }
 }

@@ -57,7 +57,7 @@ impl Kept {
             let files = kept.files.settings_of_vm(schema).unwrap_or_default();
             undisplaced(&schema(), words, files.clone()).unwrap_or_else(|_| files.to_vec())
         };
-        changes(&settings(former), &settings(self))
+        changes(&settings(former), &settings(self), &schema())
     }
 }
 
