@@ -25,7 +25,7 @@ pub struct MigrateArgs {
     name: Option<String>,
 
     /// Where the other process waits: the address of its --incoming, with the name of its host
-    #[arg(long, value_name = "ADDRESS", group = "what")]
+    #[arg(long, value_name = "ADDRESS", group = "what", value_parser = Endpoint::of_process)]
     to: Option<Endpoint>,
 
     /// Key that both processes share: FILE, or credential:NAME. This command reads it, and passes it to the VM process over its

@@ -26,26 +26,9 @@ pub enum Endpoint {
 impl FromStr for Endpoint {
     type Err = String;
 
+    /// Parses the address of a memory server.
     fn from_str(text: &str) -> Result<Self, String> {
-        const FORMS: &str = "write tcp:HOST:PORT or unix:PATH";
-        let path = |path: &str| match path.len() {
-            1..=107 => Ok(PathBuf::from(path)),
-            _ => Err(format!("`{text}`: a socket path has 1 to 107 bytes; {FORMS}")),
-        };
-        if let Some(unix) = text.strip_prefix("unix:") {
-            return path(unix).map(Self::Unix);
-        }
-        if let Some(local) = text.strip_prefix("local:") {
-            return path(local).map(Self::Local);
-        }
-        let Some(address) = text.strip_prefix("tcp:") else {
-            return Err(format!("`{text}` is not an address: {FORMS}"));
-        };
-        let port = address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
-        match port {
-            Some((false, Ok(1..))) => Ok(Self::Tcp(address.to_owned())),
-            _ => Err(format!("`{text}` has no valid host and port: {FORMS}")),
-        }
+        Self::parse(text, "tcp:HOST:PORT, unix:PATH or local:PATH")
     }
 }
 
@@ -60,6 +43,44 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
+    /// Parses the address of a process that is no memory server. One that begins with `local:` is refused when it is listened at.
+    ///
+    /// # Errors
+    /// If it is no address. The text says which forms there are.
+    pub fn of_process(text: &str) -> Result<Self, String> {
+        Self::parse(text, "tcp:HOST:PORT or unix:PATH")
+    }
+
+    /// Parses the address of the memory server of the local tier. Another one than `local:PATH` is refused where it is used.
+    ///
+    /// # Errors
+    /// If it is no address. The text says which form it has.
+    pub fn of_local_tier(text: &str) -> Result<Self, String> {
+        Self::parse(text, "local:PATH")
+    }
+
+    /// Parses an address. Errors name `forms` as those that it can have.
+    fn parse(text: &str, forms: &str) -> Result<Self, String> {
+        let path = |path: &str| match path.len() {
+            1..=107 => Ok(PathBuf::from(path)),
+            _ => Err(format!("`{text}`: a socket path has 1 to 107 bytes; write {forms}")),
+        };
+        if let Some(unix) = text.strip_prefix("unix:") {
+            return path(unix).map(Self::Unix);
+        }
+        if let Some(local) = text.strip_prefix("local:") {
+            return path(local).map(Self::Local);
+        }
+        let Some(address) = text.strip_prefix("tcp:") else {
+            return Err(format!("`{text}` is not an address: write {forms}"));
+        };
+        let port = address.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
+        match port {
+            Some((false, Ok(1..))) => Ok(Self::Tcp(address.to_owned())),
+            _ => Err(format!("`{text}` has no valid host and port: write {forms}")),
+        }
+    }
+
     /// Listens at the address. Replaces a socket file that no process listens on.
     ///
     /// # Errors
@@ -225,8 +246,14 @@ mod tests {
         for bad in
             ["", "host:7", "tcp:", "tcp:host", "tcp::7", "tcp:host:0", "tcp:host:65536", "unix:", "local:", &long]
         {
-            let message = bad.parse::<Endpoint>().unwrap_err();
-            assert!(message.contains("tcp:HOST:PORT or unix:PATH"), "{message}");
+            for (parsed, forms) in [
+                (bad.parse::<Endpoint>(), "write tcp:HOST:PORT, unix:PATH or local:PATH"),
+                (Endpoint::of_process(bad), "write tcp:HOST:PORT or unix:PATH"),
+                (Endpoint::of_local_tier(bad), "write local:PATH"),
+            ] {
+                let message = parsed.unwrap_err();
+                assert!(message.ends_with(forms), "{message}");
+            }
         }
     }
 }

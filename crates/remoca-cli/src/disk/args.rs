@@ -122,7 +122,8 @@ pub struct DiskArgs {
     local: u64,
 
     /// Memory server of this host that has the local tier: local:PATH, where it listens at unix:PATH
-    #[arg(long, value_name = "ADDRESS", default_value = "local:/run/remoca-serve/memory.sock")]
+    #[arg(long, value_name = "ADDRESS", default_value = "local:/run/remoca-serve/memory.sock",
+          value_parser = Endpoint::of_local_tier)]
     local_server: Endpoint,
 
     /// Control socket [default: NAME.ctl in /run/remoca, for users in $XDG_RUNTIME_DIR/remoca]
@@ -141,7 +142,7 @@ pub struct DiskArgs {
 
     /// Start without the disks, and wait at tcp:HOST:PORT or unix:PATH for the process that has them, because the VM migrates
     /// to this host. Needs --incoming-key. See `remoca migrate`
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["nbd", "fd"])]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["nbd", "fd"], value_parser = Endpoint::of_process)]
     incoming: Option<Endpoint>,
 
     /// Key that this process shares with the one that has the disks: FILE (readable only by its owner), or credential:NAME

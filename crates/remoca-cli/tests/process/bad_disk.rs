@@ -311,7 +311,7 @@ fn server_addresses_that_are_none() {
     let scene = Scene::new();
     let long = format!("unix:{}", "x".repeat(108));
     for address in ["", "host:7", "tcp:host", "tcp::7", "tcp:host:0", "tcp:host:65536", "udp:host:7", "unix:", &long] {
-        scene.expect(&["--server", address], USAGE, &["--server", "tcp:HOST:PORT or unix:PATH"]);
+        scene.expect(&["--server", address], USAGE, &["--server", "tcp:HOST:PORT, unix:PATH or local:PATH"]);
     }
 }
 

@@ -204,7 +204,7 @@ fn a_donor_is_emptied() {
     let set = |arguments: &[&str]| run(&[&["set", control.to_str().unwrap()], arguments].concat());
     for (arguments, code, words) in [
         (&["--server", &addresses[0], "--server", &addresses[0]][..], FAILURE, "is given twice"),
-        (&["--server", "here"], USAGE, "tcp:HOST:PORT or unix:PATH"),
+        (&["--server", "here"], USAGE, "tcp:HOST:PORT, unix:PATH or local:PATH"),
         (&["--server", &addresses[1], "--off"], USAGE, "cannot be used with"),
         (&["--server"; 2], USAGE, "--server"),
         (&["--now"], USAGE, "--server"),

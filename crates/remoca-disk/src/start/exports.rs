@@ -27,7 +27,9 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "systemd" => Ok(Self::Systemd),
-            _ if text.starts_with("unix:") || text.starts_with("tcp:") => text.parse().map(Self::Endpoint),
+            _ if text.starts_with("unix:") || text.starts_with("tcp:") => {
+                Endpoint::of_process(text).map(Self::Endpoint)
+            }
             _ => Err(format!("`{text}`: NBD clients come from unix:PATH, tcp:HOST:PORT or systemd")),
         }
     }

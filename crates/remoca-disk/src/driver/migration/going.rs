@@ -33,7 +33,7 @@ impl Migration {
     }
 
     fn offer(&mut self, vm: &mut Vm, to: &str, key: &Secret, is_draining: bool) -> Result<(), String> {
-        let endpoint: Endpoint = to.parse()?;
+        let endpoint = Endpoint::of_process(to)?;
         if !self.ownership.serves() {
             return Err("this process does not have the disks".into());
         }
