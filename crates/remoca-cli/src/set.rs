@@ -126,8 +126,8 @@ fn set_servers(socket: &Path, servers: Vec<String>, now: bool) -> Result<Status>
             listed(&status).map(|server| format!("{}: {}", server.endpoint, reason(server))).collect();
         set(listed(&before).map(|server| server.endpoint.clone()).collect(), false)?;
         bail!(
-            "the cache would be lost: {}. Nothing was changed. Start `remoca serve` there first, or leave out --now",
-            reasons.join("; ")
+            "the cache would be lost: {} Nothing was changed. Start `remoca serve` there first, or leave out --now",
+            sentence(&reasons.join("; "))
         );
     }
     set(servers, true)
@@ -156,6 +156,11 @@ fn answers(server: &KnownServerStatus) -> bool {
 /// Returns why a server does not answer.
 fn reason(server: &KnownServerStatus) -> &str {
     server.error.as_deref().unwrap_or("no answer yet")
+}
+
+/// Returns a text with a mark at its end. A reason may be a question already.
+fn sentence(text: &str) -> String {
+    if text.ends_with(['.', '?']) { text.into() } else { format!("{text}.") }
 }
 
 /// Waits until the memory server has granted what is wanted, but not for long. Returns the status then.

@@ -145,7 +145,7 @@ fn a_mistake_in_an_address_costs_nothing() {
         let pool = &status.pools[0];
         assert_eq!((pool.state.as_str(), &pool.generation), ("connected", &before.generation));
     };
-    let words = ["the cache would be lost: unix:/no/such/server: ", "Nothing was changed"];
+    let words = ["the cache would be lost: unix:/no/such/server: ", "running there? Nothing was changed"];
     expect_refusal(&mistaken(&["--now"]), 1, &words);
     is_as_before(&machine);
     let said = String::from_utf8(mistaken(&[]).stdout).unwrap();
