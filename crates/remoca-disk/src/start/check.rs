@@ -4,8 +4,8 @@
 use super::exports::{self, Address};
 use super::inherited;
 use super::open::{
-    check_size, guests_sockets, offers, open_store, predecessor_died, refuse_other_formats, refuse_shared_image,
-    store_target, vhost_config,
+    check_size, guests_sockets, name_unit, offers, open_store, predecessor_died, refuse_other_formats,
+    refuse_shared_image, store_target, vhost_config,
 };
 use super::options::{DiskOptions, Options, PortOptions, is_nbd_uri};
 use super::settings::checked_cache;
@@ -169,7 +169,8 @@ fn open_briefly(spec: &DiskOptions, options: &Options) -> Result<()> {
     if !spec.is_raw {
         refuse_other_formats(&spec.image)?;
     }
-    let store = open_store(&store_target(spec, false, options)?, ImageLock::default())?;
+    let opened = open_store(&store_target(spec, false, options)?, ImageLock::default());
+    let store = opened.map_err(|error| name_unit(error.into(), spec, &options.name))?;
     check_size(spec, store.geometry().size, false)
 }
 
@@ -263,5 +264,9 @@ mod tests {
             let text = refusal(&options, &former, running);
             assert!(text.contains("cannot be added"), "its server is asked: {text}");
         }
+        let mut with_qcow2 = with(&two, None);
+        with_qcow2.disks[1].qcow2_image = Some("/b.qcow2".into());
+        let text = refusal(&with_qcow2, &with(&one, None), &one);
+        assert!(text.contains("the unit remoca-qcow2@vm, which serves /b.qcow2"), "{text}");
     }
 }

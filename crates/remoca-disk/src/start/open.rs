@@ -146,7 +146,8 @@ fn open_disk(
     };
     let is_known = found.is_continued || spec.is_known;
     let target = store_target(spec, is_known, options)?;
-    let (store, kept_open) = open_found(&mut found, spec, &target)?;
+    let opened = open_found(&mut found, spec, &target);
+    let (store, kept_open) = opened.map_err(|error| name_unit(error, spec, &options.name))?;
     // A guest has the disk by then, and the image may have any size.
     let again = store_target(spec, true, options)?;
     let open: Opener = Box::new(move || open_store(&again, ImageLock::default()));
@@ -360,6 +361,18 @@ fn open_in_time(
     })
 }
 
+/// Adds the unit that serves a disk's qcow2 image to the error of a server that cannot be reached. `vm` is the name of the VM.
+pub(super) fn name_unit(error: anyhow::Error, spec: &DiskOptions, vm: &str) -> anyhow::Error {
+    let open_error = error.downcast_ref::<OpenError>();
+    let is_unreachable = open_error.is_some_and(|error| error.kind == OpenErrorKind::Unreachable);
+    match spec.qcow2_image.as_ref().filter(|_| is_unreachable) {
+        Some(image) => error.context(format!(
+            "the unit remoca-qcow2@{vm}, which serves {image}, is to run (`systemctl enable --now remoca-qcow2@{vm}`)"
+        )),
+        None => error,
+    }
+}
+
 /// Refuses an image that looks like one of another format than raw.
 ///
 /// # Errors
@@ -494,6 +507,32 @@ mod tests {
         let spec = DiskOptions::new(image.display().to_string());
         let disk = open_disk("disk0", &spec, 0, found, &options(&[], 0), &mut Exports::default()).unwrap();
         assert_eq!((disk.kept_open, disk.store.failed_flush()), (false, Some(28)));
+    }
+
+    #[test]
+    fn the_unit_that_serves_a_qcow2_image_is_named_if_its_server_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = format!("nbd+unix:///?socket={}", folder.path().join("nowhere").display());
+        let open = |qcow2_image| {
+            let found = Found {
+                source: None,
+                store: None,
+                guests: Guests::default(),
+                is_continued: false,
+                comes: None,
+                are_away: false,
+                keeper: None,
+            };
+            let spec = DiskOptions { qcow2_image, ..DiskOptions::new(server.clone()) };
+            open_disk("disk0", &spec, 0, found, &options(&[], 0), &mut Exports::default()).err().unwrap()
+        };
+        let error = open(Some("/b.qcow2".to_owned()));
+        let text = format!("{error:#}");
+        assert!(text.starts_with("the unit remoca-qcow2@vm, which serves /b.qcow2, "), "{text}");
+        assert!(text.contains("cannot reach the NBD server"), "{text}");
+        let kind = error.downcast_ref::<OpenError>().map(|error| error.kind);
+        assert_eq!(kind, Some(OpenErrorKind::Unreachable));
+        assert!(!format!("{:#}", open(None)).contains("remoca-qcow2@"));
     }
 
     #[test]
