@@ -45,11 +45,10 @@ pub fn run(args: &Qcow2Args) -> Result<()> {
     let kept = goes_on.then(|| Kept::read(&Kept::beside(&control))).flatten();
     let image = match kept.and_then(|kept| image_in(&kept.files, name).ok().flatten()) {
         Some(image) => image,
-        None => image_in(&Files::read(&folder.config, Some(name))?, name)?.ok_or_else(|| {
-            let file = vm_path(&folder.config, name);
-            let text = format!("no disk of {name} has format = \"qcow2\" in {}", file.display());
-            anyhow::Error::msg(text).context(WrongOptions)
-        })?,
+        None => {
+            let files = Files::read(&folder.config, Some(name))?;
+            image_in(&files, name)?.ok_or_else(|| no_image(&files, name, &vm_path(&folder.config, name)))?
+        }
     };
     let socket = args.socket.clone().unwrap_or_else(|| disk::qcow2_socket(&control, name));
     // One client at a time: a new one is served when the requests of the former are done.
@@ -59,9 +58,34 @@ pub fn run(args: &Qcow2Args) -> Result<()> {
     Err(error).context("qemu-nbd cannot be started: install it (Debian: qemu-utils)")
 }
 
+/// Returns the error of files in which the VM `name` has no qcow2 image. `path` is that of the VM's file.
+fn no_image(files: &Files, name: &str, path: &Path) -> anyhow::Error {
+    let path = path.display();
+    let text = match files.vm {
+        Some(_) => format!("no disk of {name} has format = \"qcow2\" in {path}"),
+        None => format!("there is no {path}: write that file, or correct the name or --config"),
+    };
+    anyhow::Error::msg(text).context(WrongOptions)
+}
+
 /// Returns the path of the VM's qcow2 image, or `None` if these files have none.
 fn image_in(files: &Files, name: &str) -> Result<Option<String>> {
     let words = [OsString::from("--name"), name.into()];
     let disks = disk::configured(files, &words)?.disks();
     Ok(disks.into_iter().find(|disk| disk.is_qcow2).map(|disk| disk.image))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::file::Text;
+
+    #[test]
+    fn a_vm_without_a_file_is_not_one_without_a_qcow2_image() {
+        let said = |files: &Files| format!("{:#}", no_image(files, "web1", Path::new("/etc/web1.toml")));
+        assert!(said(&Files::default()).contains("there is no /etc/web1.toml"), "{}", said(&Files::default()));
+        let vm = Some(Text { path: "/etc/web1.toml".into(), text: String::new() });
+        let said = said(&Files { vm, host: None });
+        assert!(said.contains("no disk of web1 has format = \"qcow2\" in /etc/web1.toml"), "{said}");
+    }
 }
