@@ -335,6 +335,10 @@ impl Opening {
                         "{path} does not exist, but it was served before: is its storage mounted? Create no other one, \
                          because a guest may wait for this one"
                     ),
+                    false if has_scheme(&self.path) => format!(
+                        "{path} does not exist as a file, and as a URI its scheme is not known: known are nbd://host:port/export and \
+                         nbd+unix:///export?socket=PATH"
+                    ),
                     false => format!("{path} does not exist: create it, for example with `truncate -s 10G {path}`"),
                 };
                 OpenError::new(OpenErrorKind::Missing, message)
@@ -373,6 +377,12 @@ impl Opening {
     fn explain_system(&self, verb: &str, error: &io::Error) -> OpenError {
         OpenError::new(OpenErrorKind::System, format!("cannot {verb} {}: {error}", self.path.display()))
     }
+}
+
+/// Returns whether a path looks like a URI.
+fn has_scheme(path: &Path) -> bool {
+    let scheme = path.to_str().and_then(|path| path.split_once("://"));
+    scheme.is_some_and(|(scheme, _)| !scheme.is_empty() && !scheme.contains('/'))
 }
 
 fn sector_for(alignment: u32) -> u32 {

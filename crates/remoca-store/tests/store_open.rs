@@ -57,6 +57,7 @@ fn what_is_no_image_is_refused_with_the_reason_and_the_remedy() {
     run("mkfifo", &[fifo.to_str().unwrap()]);
     for (path, read_only, kind, words) in [
         (folder.path().join("missing"), false, OpenErrorKind::Missing, "truncate -s 10G"),
+        ("http://x/".into(), false, OpenErrorKind::Missing, "known are nbd://host:port/export and nbd+unix://"),
         (image(&folder, "file", 512).join("below"), false, OpenErrorKind::Missing, "does not exist"),
         (folder.path().to_owned(), false, OpenErrorKind::NotAnImage, "is a directory"),
         ("/dev/null".into(), true, OpenErrorKind::NotAnImage, "neither a regular file nor a block device"),
