@@ -254,6 +254,9 @@ pub fn check(file: &file::Settings) -> Result<()> {
 fn divide(args: &HostArgs) -> Result<()> {
     let settings = settings(args)?;
     let directory = args.place.folder()?;
+    if args.once && args.place.sockets.is_some() {
+        check_folder(&directory)?;
+    }
     let extent = if args.once { Extent::Once } else { Extent::Always };
     // A single look leaves nothing behind, and may be beside a daemon.
     let is_daemon = settings.applies || !args.once;
@@ -346,6 +349,12 @@ fn guest_terms(args: &HostArgs, total_bytes: u64) -> Result<Option<GuestTerms>> 
     // A single look is for a round that is wanted now.
     let rest = if args.once { Duration::ZERO } else { args.round };
     Ok(Some(GuestTerms { reserve_bytes, rest }))
+}
+
+/// Checks that there is a folder, as one that was named for a single look must be. A daemon makes it.
+fn check_folder(folder: &Path) -> Result<()> {
+    let unusable = || format!("--sockets: {} cannot be read as a folder", folder.display());
+    std::fs::read_dir(folder).map(drop).with_context(unusable)
 }
 
 fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {

@@ -348,6 +348,12 @@ fn what_the_files_say_holds() {
     let said = String::from_utf8_lossy(&check.stdout);
     assert!(said.contains("d.toml:1: `incoming` without `incoming-key`"), "{said}");
     expect_refusal(&run(&["host", "--once"]), CONFIGURATION, &["no total: say --total SIZE"]);
+    let file = config.path().join("remoca.toml");
+    for place in [Path::new("/no/such/folder"), &file] {
+        let place = place.to_str().unwrap();
+        let look = run(&["host", "--once", "--total", "16M", "--sockets", place]);
+        expect_refusal(&look, FAILURE, &[&format!("{place} cannot be read as a folder")]);
+    }
     let nobody = run(&["host", "status", "--sockets", config.path().to_str().unwrap()]);
     expect_refusal(&nobody, FAILURE, &["no daemon of this host answers"]);
 }
