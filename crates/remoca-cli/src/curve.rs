@@ -52,7 +52,7 @@ pub fn run(args: &CurveArgs) -> Result<()> {
 /// Asks the VM process behind `socket`, which the operator calls `name`.
 fn ask(socket: &Path, name: &str, disk: Option<String>) -> Result<CurveStatus> {
     let reply = control::call(socket, Command::Curve { disk, grid: None })
-        .map_err(|error| runtime::no_vm_process(socket, error))?;
+        .map_err(|error| runtime::no_answer(socket, error))?;
     match reply {
         Reply::Curve(curve) => Ok(*curve),
         Reply::Status(_) => bail!("the process answers with something else than a curve"),

@@ -109,7 +109,11 @@ fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// # Errors
 /// If the process does not answer, or refuses the command.
 pub fn ask(socket: &Path, command: Command) -> Result<Status> {
-    let reply = control::call(socket, command).map_err(|error| no_vm_process(socket, error))?;
+    let only_asks = matches!(command, Command::Status);
+    let reply = control::call(socket, command).map_err(|error| match only_asks {
+        true => no_answer(socket, error),
+        false => no_vm_process(socket, error),
+    })?;
     match reply {
         Reply::Status(status) => Ok(*status),
         Reply::Curve(_) => bail!("the process answers with something else than its status"),
@@ -123,7 +127,7 @@ pub fn is_absent(error: &anyhow::Error) -> bool {
     matches!(kind, Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused))
 }
 
-/// Returns the error of a VM process that cannot be reached, with what the operator can do.
+/// Returns the error of a VM process that cannot be reached with a command that changes something, with what the operator can do.
 pub fn no_vm_process(socket: &Path, error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::TimedOut {
         let shown = socket.display();
@@ -132,6 +136,11 @@ pub fn no_vm_process(socket: &Path, error: io::Error) -> anyhow::Error {
             "no VM process answers at {shown} in time. It may still do what it was told: see `remoca status {shown}` later"
         ));
     }
+    no_answer(socket, error)
+}
+
+/// Returns the error of a VM process that cannot be reached with a question, with what the operator can do.
+pub fn no_answer(socket: &Path, error: io::Error) -> anyhow::Error {
     explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
 }
 
@@ -221,6 +230,15 @@ fn user_name(uid: u32) -> String {
 mod tests {
     use super::*;
     use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn only_a_process_that_was_told_to_change_something_may_still_do_it() {
+        let socket = Path::new("/run/remoca/web1.ctl");
+        let texts = [no_vm_process, no_answer].map(|text| text(socket, io::ErrorKind::TimedOut.into()).to_string());
+        for (text, may_do) in texts.iter().zip([true, false]) {
+            assert!(text.contains("web1.ctl in time") && text.contains("may still do") == may_do, "{text}");
+        }
+    }
 
     #[test]
     fn no_folder_is_made_where_a_command_is_started() {

@@ -369,7 +369,7 @@ fn a_process_that_does_not_answer() {
     expect_refusal(
         &ask(&machine, "status", &[]),
         FAILURE,
-        &["It may still do what it was told", "it did not answer within 10 seconds"],
+        &["in time: it hangs, or has too much to do", "it did not answer within 10 seconds"],
     );
     machine.program.signal(Signal::CONT);
     machine.finish();
