@@ -18,9 +18,10 @@ use files::{Words, check_upgrade, recognise, usable};
 pub use qcow2::socket as qcow2_socket;
 use remoca_disk::handover;
 use remoca_disk::start::{self, WrongOptions};
+use remoca_io::socket::{PATH_BYTES_MAX, SocketError};
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Runs the subcommand. `words` are its arguments as they were typed.
 ///
@@ -83,24 +84,48 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     result.map_err(|error| if has_started { error } else { failure::of_start(error, former.is_some()) })
 }
 
+/// Refuses a name that files, or the tables of VMs, cannot have.
 fn check_name(name: Option<&str>) -> Result<()> {
-    match name {
-        Some(name) if name.is_empty() || name.contains('/') => {
-            Err(anyhow!("invalid VM name `{name}`: names are used in file names and must not be empty or contain `/`")
-                .context(WrongOptions))
+    let Some(name) = name else { return Ok(()) };
+    let why = match name {
+        _ if name.is_empty() || name.contains('/') => {
+            "names are used in file names and must not be empty or contain `/`"
         }
-        _ => Ok(()),
+        _ if name.contains(char::is_control) => "names are shown in tables and must not contain control characters",
+        _ => return Ok(()),
+    };
+    Err(anyhow!("invalid VM name `{}`: {why}", name.escape_debug()).context(WrongOptions))
+}
+
+/// Refuses a control socket whose path is too long. `name` is that of the VM if the path comes from it. The socket itself is made after
+/// the state file, which would be left behind.
+fn check_control(control: &Path, name: Option<&str>) -> Result<()> {
+    let length = control.as_os_str().len();
+    let excess = length.saturating_sub(PATH_BYTES_MAX);
+    match name {
+        _ if excess == 0 => Ok(()),
+        None => Err(SocketError::PathTooLong { path: control.into(), length }.into()),
+        Some(name) => {
+            let (bytes, most) = (name.len(), name.len().saturating_sub(excess));
+            let folder = control.parent().unwrap_or(Path::new("")).display();
+            let why = format!("at most {most} are possible, as its control socket is in {folder}");
+            Err(anyhow!("a VM name of {bytes} bytes: {why}").context(WrongOptions))
+        }
     }
 }
 
 /// Returns the path of the control socket, and makes its folder if it is the default one.
 fn control(args: &DiskArgs) -> Result<PathBuf> {
     if let Some(path) = &args.control {
+        check_control(path, None)?;
         return Ok(path.clone());
     }
     let directory = runtime::directory()?;
+    let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
+    let control = runtime::socket_in(&directory, &name);
+    check_control(&control, Some(&name))?;
     std::fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
-    runtime::socket_of(&args.name.clone().unwrap_or_else(|| std::process::id().to_string()))
+    Ok(control)
 }
 
 /// Notes that this is the program for tests, and arms the kill point or panic point given on the command line. Fails if both are given.
@@ -115,4 +140,33 @@ fn arm(args: &DiskArgs) -> Result<()> {
     }
     let held = args.hold_at.iter().filter_map(|place| place.split_once(':'));
     hold_at(held.map(|(place, file)| (place.to_owned(), file.into())).collect()).map_err(anyhow::Error::msg)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_goes_into_file_names_and_tables() {
+        for good in [None, Some("web1"), Some("Web server 1"), Some("wéb")] {
+            assert!(check_name(good).is_ok(), "{good:?}");
+        }
+        for (bad, shown) in [("", "``"), ("a/b", "`a/b`"), ("a\nb", "`a\\nb`"), ("\u{1b}[2J", "`\\u{1b}[2J`")] {
+            let error = format!("{:#}", check_name(Some(bad)).unwrap_err());
+            assert!(error.contains(&format!("invalid VM name {shown}: ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_for_its_control_socket_is_refused_with_the_limit() {
+        let check = |length: usize| {
+            let name = "x".repeat(length);
+            check_control(&runtime::socket_in(Path::new("/run/remoca"), &name), Some(&name))
+        };
+        assert!(check(91).is_ok());
+        let error = format!("{:#}", check(92).unwrap_err());
+        assert!(error.contains("a VM name of 92 bytes: at most 91 are possible"), "{error}");
+        let error = check_control(Path::new(&"x".repeat(108)), None).unwrap_err();
+        assert!(error.to_string().contains("has 108 bytes, at most 107"), "{error}");
+    }
 }

@@ -289,6 +289,10 @@ fn disks_described_wrongly() {
     expect_refusal(&run(&["disk", "--socket", "x"]), USAGE, &["--image"]);
     expect_refusal(&run(&["disk", "--socket", "x", "--disk", &good]), USAGE, &["--disk", "--socket"]);
     scene.expect(&["--name", "a/b"], CONFIGURATION, &["invalid VM name `a/b`"]);
+    scene.expect(&["--name", "a\nb"], CONFIGURATION, &["invalid VM name `a\\nb`"]);
+    let long = scene.path(&"x".repeat(120));
+    scene.expect(&["--name", "a", "--control", shown(&long)], NO_SOCKET, &["at most 107"]);
+    assert!(!scene.path("a.state").exists(), "its state file is left behind");
     scene.expect(&["--trace", "/no/such/folder/trace"], CONFIGURATION, &["cannot make the trace file"]);
 }
 
