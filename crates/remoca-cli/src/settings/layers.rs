@@ -1,9 +1,11 @@
 //! Flags, the VM's file and the host's file as one: the first of them that has a setting decides it.
 
 use super::file::{DiskEntry, Place, Settings};
-use super::schema::Schema;
+use super::schema::{self, Schema};
+use anyhow::{Error, Result};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
+use remoca_disk::start::WrongOptions;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
@@ -70,8 +72,8 @@ impl Merged {
     /// Merges `words` of the command line with the settings of files, of which the first ones prevail.
     ///
     /// # Errors
-    /// As clap reports them.
-    pub fn new(schema: &Schema, words: &[OsString], files: &[&Settings]) -> Result<Self, clap::Error> {
+    /// Of the command line, as clap reports them; of files that do not go together, in the words of a file.
+    pub fn new(schema: &Schema, words: &[OsString], files: &[&Settings]) -> Result<Self> {
         let mut taken = typed(schema, &schema.parse(words.iter().cloned())?);
         let disks = schema.flag("disk").filter(|disk| is_free(schema, &taken, disk));
         let disks = disks.and_then(|_| files.iter().find_map(|settings| settings.disks.clone()));
@@ -86,7 +88,8 @@ impl Merged {
             }
         }
         all.extend(words.iter().cloned());
-        Ok(Self { matches: schema.parse(all)?, disks, files: places })
+        let matches = schema.parse(all).map_err(|error| contradiction(schema, &error, files))?;
+        Ok(Self { matches, disks, files: places })
     }
 
     /// Returns where the value of a key comes from.
@@ -97,6 +100,18 @@ impl Merged {
             (None, _) => Origin::Default,
         }
     }
+}
+
+/// Returns the error of files that do not go together.
+fn contradiction(schema: &Schema, error: &clap::Error, files: &[&Settings]) -> Error {
+    let mut entries = files.iter().flat_map(|settings| &settings.entries);
+    let needing = entries.find(|(_, entry)| schema.parse(&entry.words).is_err_and(|error| schema::is_lacking(&error)));
+    let text = schema::text_of(error);
+    let text = match needing.filter(|_| schema::is_lacking(error)) {
+        Some((key, _)) => format!("{text}: `{key}` needs it"),
+        None => text,
+    };
+    Error::msg(text).context(WrongOptions)
 }
 
 #[cfg(test)]
@@ -134,6 +149,16 @@ mod tests {
         assert_eq!(value(&merged, "guest-memory"), "4G by H:5");
         assert_eq!(value(&merged, "no-hedge"), "false by V:4");
         assert_eq!(value(&merged, "buffers"), "64M by default");
+    }
+
+    #[test]
+    fn what_another_setting_needs_is_missed_in_the_words_of_a_file() {
+        let text = Text { path: "V".into(), text: "version = 1\ncache = '1G'\nnbd-port = true\n".into() };
+        let (settings, problems) = text.vm(&disk::schema().of_vm());
+        assert_eq!(problems, []);
+        let error = Merged::new(&disk::schema(), &[], &[&settings]).err().unwrap();
+        assert_eq!(format!("{error:#}"), "these options cannot be used: `nbd` is missing: `nbd-port` needs it");
+        assert!(Merged::new(&disk::schema(), &[OsString::from("--nbd=systemd")], &[&settings]).is_ok());
     }
 
     #[test]

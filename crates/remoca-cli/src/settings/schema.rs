@@ -92,7 +92,7 @@ impl Schema {
     /// If they are wrong; the text is that of the flag's own parser.
     pub fn check(&self, words: &[String]) -> Result<(), String> {
         match self.parse(words) {
-            Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => Err(text_of(&error)),
+            Err(error) if !is_lacking(&error) => Err(text_of(&error)),
             Ok(_) | Err(_) => Ok(()),
         }
     }
@@ -131,12 +131,23 @@ pub fn unknown<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> String {
     }
 }
 
+/// Returns whether a flag is missing that another one needs.
+pub fn is_lacking(error: &clap::Error) -> bool {
+    error.kind() == ErrorKind::MissingRequiredArgument
+}
+
 /// Returns what is wrong, without clap's frame of usage and advice.
 pub fn text_of(error: &clap::Error) -> String {
     if let Some(source) = error.source() {
         return source.to_string();
     }
     let text = error.to_string();
+    if is_lacking(error) {
+        // Each in a line of its own, with its value.
+        let flags = text.lines().filter_map(|line| line.trim().strip_prefix("--")?.split(' ').next());
+        let keys: Vec<_> = flags.map(|flag| format!("`{flag}`")).collect();
+        return format!("{} is missing", keys.join(", "));
+    }
     let line = text.lines().next().unwrap_or_default();
     let line = line.strip_prefix("error: ").unwrap_or(line).replace("the argument ", "").replace("--", "");
     // The second line of an error about a value that is none of a few.

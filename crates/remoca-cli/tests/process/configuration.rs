@@ -534,7 +534,10 @@ fn what_is_missing_is_said_once_or_tried_slowly() {
     ] {
         expect_refusal(&start(arguments), code, &[word, "this is not tried again"]);
     }
-    for (setting, word) in [("nbd-port = true", "nbd"), ("port = '/p'\nnbd-port = true\nnbd = 'unix:/n'", "nbd-port")] {
+    for (setting, word) in [
+        ("nbd-port = true", "`nbd` is missing: `nbd-port` needs it"),
+        ("port = '/p'\nnbd-port = true\nnbd = 'unix:/n'", "nbd-port"),
+    ] {
         scene.configure(setting);
         expect_refusal(&start(&[]), CONFIGURATION, &[word, "this is not tried again"]);
     }
