@@ -58,7 +58,7 @@ impl Planner {
                 match plan.rows.iter().filter(|row| row.why == Why::Apart).count() {
                     0 => "all sizes are as they should be".into(),
                     all if all == plan.rows.len() => "nothing is changed now: all VMs keep what they have".into(),
-                    _ => "all sizes are as they should be, but those of VMs that keep what they have".into(),
+                    _ => "all sizes are as they should be, but for VMs that keep what they have: WHY says why".into(),
                 }
             }
             (None, None, Ok(_)) => "nothing is changed now".into(),

@@ -62,7 +62,7 @@ fn the_window_of_a_vm_goes_on_after_a_restart_of_the_daemon() {
 #[test]
 fn nothing_is_said_to_be_as_it_should_be_of_vms_that_keep_what_they_have() {
     let blind = || Process::new(Shape::Flat(50), Nature::Blind, 100);
-    let states = [("nothing is changed now: all VMs", blind()), ("but those of VMs", honest(Shape::Flat(50), 1))];
+    let states = [("nothing is changed now: all VMs", blind()), ("but for VMs that keep", honest(Shape::Flat(50), 1))];
     for (words, other) in states {
         let mut world = World::new(vec![blind(), other]);
         world.run(20, |_| {});
