@@ -64,6 +64,34 @@ fn what_was_written_is_read_and_is_in_the_file() {
     }
 }
 
+/// Whoever starts after a kill takes pages there for the work of another program.
+#[test]
+fn zeroes_and_discards_of_parts_of_blocks_leave_nothing_in_the_page_cache() {
+    for uring in BOTH {
+        let (_folder, path) = image(MIB);
+        let mut driver = open(&path, uring);
+        let before = pattern(0, 1 << 20, 9);
+        driver.write(0, &before, true).unwrap();
+        // A file system in memory has nothing but its page cache.
+        let is_seen = !driver.store.may_be_in_page_cache();
+        for (offset, len, may_unmap) in [(4608, 8192, true), (20_992, 16_384, false), (65_024, 1024, true)] {
+            driver.run(StoreOp::WriteZeroes { offset, len, may_unmap, durable: may_unmap }, None).unwrap();
+        }
+        for (offset, len) in [(102_912, 12_288), (200_704 + 512, 1024)] {
+            driver.run(StoreOp::Discard { offset, len }, None).unwrap();
+        }
+        assert!(!is_seen || !driver.store.may_be_in_page_cache());
+        let mut expected = before;
+        for zeroed in [4608..12_800, 20_992..37_376, 65_024..66_048] {
+            expected[zeroed].fill(0);
+        }
+        let found = driver.read(0, 1 << 20).unwrap();
+        // What is discarded may be anything.
+        let kept = [0..102_912, 115_200..201_216, 202_240..1 << 20];
+        assert!(kept.iter().all(|range| found[range.clone()] == expected[range.clone()]));
+    }
+}
+
 #[test]
 fn many_operations_in_flight_complete_once_each() {
     for uring in BOTH {

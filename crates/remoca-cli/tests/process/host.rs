@@ -370,9 +370,14 @@ fn one_plan_is_applied_and_none_without_a_record() {
     let table = run(&["host", "--once", "--total", "16M", "--sockets", host.path().to_str().unwrap()]);
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains("All sizes are as they should be. Sizes are only shown, not changed (--apply)."), "{table}");
-    // A record that cannot be written: nothing is changed.
+    // Within the window nothing is changed again, whoever asks.
     gains.change(|manner| manner.cliff_mib = 14);
     gives.change(|manner| manner.mib = 4);
+    let report = once(host.path(), &["--total", "32M", "--apply"]);
+    assert!(vm(&report, "gains").why.starts_with("a former daemon changed it"), "{report:?}");
+    assert_eq!(gains.now().mib, 12, "{report:?}");
+    // A record that cannot be written: nothing is changed.
+    std::fs::remove_file(host.path().join("remoca-host.record")).unwrap();
     std::fs::create_dir(host.path().join("remoca-host.record.new")).unwrap();
     let arguments = ["host", "--once", "-o", "json", "--total", "32M", "--apply", "--sockets"];
     let failed = run(&[&arguments[..], &[host.path().to_str().unwrap()]].concat());
