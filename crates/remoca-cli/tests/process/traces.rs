@@ -345,6 +345,7 @@ fn a_recording_ends_with_an_upgrade_and_with_a_process_that_is_killed() {
         let recorder = Recorder::start(&output, &machine.control(), &[]);
         machine.run(250);
         wait_for_a_frame(&output);
+        let answered = machine.counter("reads") - before;
         if is_killed {
             machine.program.kill();
         } else {
@@ -354,7 +355,8 @@ fn a_recording_ends_with_an_upgrade_and_with_a_process_that_is_killed() {
         let (trace, said) = recorder.wait_for_early_end();
         assert!(said.contains("The VM process has ended the trace") || said.contains("was lost"), "{said}");
         let recorded = json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64().unwrap();
-        assert!(recorded > 1000 && (is_killed || recorded == machine.counter("reads") - before), "{recorded}");
+        // An upgrade sends what is ready first.
+        assert!(recorded > 1000 && (is_killed || recorded >= answered), "{recorded} of {answered}");
     }
     machine.restart();
     machine.pages_sent = 0;
