@@ -3,6 +3,21 @@
 use super::types::Found;
 use serde::Serialize;
 
+/// Blocks of reads that may hit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct MayHit {
+    /// Those of the whole trace.
+    pub(super) all: u64,
+    pub(super) simulated: u64,
+}
+
+impl MayHit {
+    /// Returns how many would be simulated if the sample had its share of the reads. Of none, nothing can be told.
+    pub(super) fn wanted(&self, one_of: u64) -> u64 {
+        if self.simulated == 0 { 0 } else { self.all.div_ceil(one_of.max(1)) }
+    }
+}
+
 /// Blocks that were read, by where they were found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BlockCounts {
@@ -31,6 +46,17 @@ impl BlockCounts {
             Found::Remote => &mut self.remote,
             Found::Nowhere => &mut self.disk,
         } += blocks;
+    }
+
+    /// Makes reads of `had` blocks as many as there should be. Those that are lacking are found at `place`. Those that are too many were
+    /// found at the first places.
+    pub(super) fn correct(&mut self, place: Found, wanted: u64, mut had: u64) {
+        self.note(place, wanted);
+        for count in [&mut self.guest, &mut self.local, &mut self.remote, &mut self.disk] {
+            let taken = had.min(*count);
+            *count -= taken;
+            had -= taken;
+        }
     }
 
     /// Returns the number of blocks read.

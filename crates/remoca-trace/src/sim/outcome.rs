@@ -4,7 +4,7 @@ use super::counts::{BlockCounts, RequestCounts};
 use super::fixed::Best;
 use super::policy::Cache;
 use super::run::Simulation;
-use super::types::{PolicyKind, Traffic};
+use super::types::{Found, PolicyKind, Setup, Traffic};
 use remoca_core::engine::Insertion;
 use serde::Serialize;
 
@@ -69,12 +69,22 @@ impl Simulation {
             false => self.ids.len() as u64 * self.setup.one_of.max(1),
         };
         let curve = self.curve_points(footprint);
+        let place = self.first_place();
         let Self {
-            cache, mut blocks, requests, has_evictions, has_expected, has_partial, setup, is_curve_alone, ..
+            cache,
+            mut blocks,
+            requests,
+            may_hit,
+            has_evictions,
+            has_expected,
+            has_partial,
+            setup,
+            is_curve_alone,
+            ..
         } = self;
         let mut requests = Some(requests);
         let (mut passed_over, mut ends_bimodal) = (None, None);
-        let traffic = match cache {
+        let mut traffic = match cache {
             Cache::Lru(lru) => lru.traffic,
             Cache::Adaptive(adaptive) => {
                 passed_over = Some(adaptive.passed_over);
@@ -91,6 +101,16 @@ impl Simulation {
         // Of a request of many blocks, a sample has some: how slow the slowest is, they do not tell.
         if setup.policy == PolicyKind::Fixed || setup.one_of > 1 {
             requests = None;
+        }
+        if setup.one_of > 1 {
+            let sampled = blocks.remote;
+            blocks.correct(place, may_hit.wanted(setup.one_of), may_hit.simulated);
+            let corrected = |pages: u64| (pages + blocks.remote).saturating_sub(sampled);
+            traffic.fetched = corrected(traffic.fetched);
+            // What is read from there returns when it is evicted.
+            if setup.policy == PolicyKind::Lru {
+                traffic.sent = corrected(traffic.sent);
+            }
         }
         let share = |count: u64| if blocks.all() == 0 { 0.0 } else { count as f64 / blocks.all() as f64 };
         let BlockCounts { guest, local, remote, disk, .. } = blocks;
@@ -110,6 +130,28 @@ impl Simulation {
             curve,
             memory_bytes,
         }
+    }
+
+    /// Returns the first place that has memory: most reads of a popular block find it there.
+    fn first_place(&self) -> Found {
+        let Setup { tiers, one_of, .. } = self.setup;
+        match () {
+            () if self.guest_pages > 0 => Found::Guest,
+            () if tiers.local >= one_of => Found::Local,
+            () if tiers.remote >= one_of => Found::Remote,
+            () => Found::Nowhere,
+        }
+    }
+
+    /// Returns a hit ratio of a cache of some pages with as many reads as there should be, as [`BlockCounts::correct`] does.
+    fn corrected(&self, hit_ratio: f64, pages: u64) -> f64 {
+        let one_of = self.setup.one_of;
+        if one_of <= 1 || self.guest_pages > 0 || pages == 0 || self.may_hit.simulated == 0 {
+            return hit_ratio;
+        }
+        let reads = self.blocks.all() as f64;
+        let lacking = self.may_hit.all as f64 / one_of as f64 - self.may_hit.simulated as f64;
+        (hit_ratio * reads + lacking).max(0.0) / (reads + lacking)
     }
 
     fn curve_points(&self, footprint: u64) -> Vec<CurvePoint> {
@@ -132,7 +174,7 @@ impl Simulation {
         let Some(ratios) = self.curve.hit_ratios(&scaled) else { return Vec::new() };
         let point = |(pages, hit_ratio): (u64, f64)| CurvePoint {
             bytes: pages * 4096,
-            hit_ratio,
+            hit_ratio: self.corrected(hit_ratio, pages / one_of),
             standard_error: self.curve.standard_error(hit_ratio),
         };
         sizes.into_iter().zip(ratios).map(point).collect()

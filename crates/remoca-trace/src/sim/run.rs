@@ -1,6 +1,6 @@
 //! The simulation itself; see [`super`] for what each record does.
 
-use super::counts::{BlockCounts, RequestCounts};
+use super::counts::{BlockCounts, MayHit, RequestCounts};
 use super::curve::Curve;
 use super::ids::{BlockIds, Full, Id, Key};
 use super::lists::Lists;
@@ -17,13 +17,14 @@ const AHEAD: usize = 2048;
 pub struct Simulation {
     pub(super) setup: Setup,
     /// Pages of guest memory of the simulated share.
-    guest_pages: u64,
+    pub(super) guest_pages: u64,
     pub(super) ids: BlockIds,
     guest: Lists<1>,
     pub(super) cache: Cache,
     pub(super) curve: Curve,
     pub(super) blocks: BlockCounts,
     pub(super) requests: RequestCounts,
+    pub(super) may_hit: MayHit,
     pub(super) has_evictions: bool,
     /// Whether reads were recorded while evictions were to come, so that they were not admitted.
     pub(super) has_expected: bool,
@@ -63,6 +64,7 @@ impl Simulation {
             curve: Curve::new(setup.curve),
             blocks: BlockCounts::default(),
             requests: RequestCounts::default(),
+            may_hit: MayHit::default(),
             has_evictions: false,
             has_expected: false,
             has_partial: false,
@@ -182,7 +184,7 @@ impl Simulation {
 
     fn handle(&mut self, record: &TraceRecord, ids: &[Id], sees_evictions: bool) {
         match record.op {
-            TracedOp::Read => self.handle_read(record.is_partial, ids, sees_evictions),
+            TracedOp::Read => self.handle_read(record, ids, sees_evictions),
             TracedOp::Write => {
                 self.blocks.written += ids.len() as u64;
                 ids.iter().for_each(|id| self.write(*id));
@@ -201,12 +203,17 @@ impl Simulation {
     }
 
     #[inline]
-    fn handle_read(&mut self, is_partial: bool, ids: &[Id], sees_evictions: bool) {
+    fn handle_read(&mut self, record: &TraceRecord, ids: &[Id], sees_evictions: bool) {
+        let misses = record.is_partial && self.guest_pages == 0;
+        if !misses {
+            self.may_hit.all += record.blocks;
+            self.may_hit.simulated += ids.len() as u64;
+        }
         if ids.is_empty() {
             return;
         }
         let mut slowest = Found::Guest;
-        if is_partial && self.guest_pages == 0 {
+        if misses {
             self.has_partial = true;
             self.blocks.note(Found::Nowhere, ids.len() as u64);
             self.curve.missed(ids.len() as u64);

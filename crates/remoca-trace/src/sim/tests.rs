@@ -297,6 +297,41 @@ fn evictions_that_were_to_come_and_did_not_are_missed() {
     assert!(!of(0, &[TracedOp::Read, TracedOp::Evicted], true) && !of(0, &[TracedOp::Write], true));
 }
 
+/// A block that has half of the reads is in the sample or is not.
+#[test]
+fn a_sample_has_as_many_reads_as_it_should() {
+    let simulate_one_of = |one_of, hot, setup: Setup| {
+        let mut random = 1_u64;
+        let reads = (0..60_000).map(|at| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            record(TracedOp::Read, if at % 2 == 0 { hot } else { random >> 52 }, 1)
+        });
+        let batch = Batch { records: reads.collect(), ..Batch::default() };
+        simulate(Setup { one_of, blocks_max: 10_000, ..setup }, &[batch])
+    };
+    let shares = |outcome: &Outcome| {
+        let TierShares { guest, local, remote, disk } = outcome.shares;
+        [guest, local, remote, disk]
+    };
+    let is_close = |a: f64, b: f64| (a - b).abs() < 0.02;
+    for (policy, curve) in [(PolicyKind::Lru, CurveKind::Exact), (PolicyKind::Fixed, CurveKind::Sampled)] {
+        for setup in [setup(64, 512, 1024), setup(0, 512, 1024), setup(0, 0, 1536)] {
+            // The first of them is in the sample.
+            for hot in 0..2 {
+                let setup = Setup { policy, curve, ..setup };
+                let [all, some] = [1, 4].map(|one_of| simulate_one_of(one_of, hot, setup));
+                assert!((some.blocks.all() * 4).abs_diff(all.blocks.all()) < 4);
+                assert!(shares(&all).iter().zip(shares(&some)).all(|(a, b)| is_close(*a, b)), "{all:?}, {some:?}");
+                let mut points = all.curve.iter().zip(&some.curve);
+                assert!(points.all(|(a, b)| is_close(a.hit_ratio, b.hit_ratio)), "{all:?}, {some:?}");
+                let pages = |traffic: Traffic| [traffic.sent, traffic.fetched];
+                let mut traffic = pages(all.traffic).into_iter().zip(pages(some.traffic));
+                assert!(traffic.all(|(a, b)| (b * 4).abs_diff(a) <= a / 20), "{all:?}, {some:?}");
+            }
+        }
+    }
+}
+
 /// A read of many blocks takes as long as its slowest, which a sample may not have.
 #[test]
 fn a_sample_tells_nothing_of_requests() {
