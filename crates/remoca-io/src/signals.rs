@@ -66,6 +66,12 @@ fn is_ignored(signal: Signal) -> bool {
     asked == 0 && now.sa_sigaction == libc::SIG_IGN
 }
 
+/// Returns whether the process was started to ignore SIGHUP (`nohup`). [`Signals::hangup`] reports it nevertheless.
+#[must_use]
+pub fn ignores_hangup() -> bool {
+    is_ignored(Signal::SIGHUP)
+}
+
 fn descriptor(signals: &[Signal]) -> io::Result<OwnedFd> {
     let mask: SigSet = signals.iter().copied().collect();
     mask.thread_block()?;

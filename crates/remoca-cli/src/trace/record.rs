@@ -11,12 +11,13 @@ use crate::time::parse_duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use remoca_io::control::{self, call_for_stream};
-use remoca_io::signals::Signals;
+use remoca_io::signals::{Signals, ignores_hangup};
 use remoca_protocol::control::{Command, Reply, Status};
 use remoca_protocol::trace::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, FrameHeader, HEAD_BYTES, check_head};
 use remoca_view::figures::is_same_program;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{BufReader, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -162,9 +163,13 @@ fn start(socket: &Path, name: &str) -> Result<(Status, BufReader<UnixStream>)> {
     Ok((status, stream))
 }
 
+/// Returns whether a signal has arrived that ends the recording. SIGHUP does, of a terminal that is closed, but not with `nohup`.
 fn is_asked_to_stop(signals: &Signals) -> bool {
     let no_time = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut [PollFd::new(&signals.stop, PollFlags::IN)], Some(&no_time)).is_ok_and(|count| count > 0)
+    let has_arrived = |signal: &OwnedFd| {
+        poll(&mut [PollFd::new(signal, PollFlags::IN)], Some(&no_time)).is_ok_and(|count| count > 0)
+    };
+    has_arrived(&signals.stop) || has_arrived(&signals.hangup) && !ignores_hangup()
 }
 
 /// The trace as it arrives. Whole frames go into the file.

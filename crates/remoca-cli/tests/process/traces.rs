@@ -14,6 +14,7 @@ use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const FAILURE: i32 = 1;
 /// A cache of 4 MiB in pages.
@@ -408,6 +409,31 @@ fn an_import_that_ignores_a_signal_goes_on() {
     drop(trace);
     wait_until("it ends", || !program.is_running());
     assert!(output.exists(), "{}", program.log());
+}
+
+/// One that was started with `nohup` goes on.
+#[test]
+fn a_recording_ends_with_its_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut machine = Machine::start(Setup::default());
+    for is_ignored in [true, false] {
+        let output = folder.path().join(if is_ignored { "ignored" } else { "ended" });
+        let signal = if is_ignored { "--ignore-signal=HUP" } else { "--default-signal=HUP" };
+        let mut record = command("env");
+        record.args([signal, REMOCA, "trace", "record"]).arg(machine.control()).arg("-o").arg(&output);
+        let mut program = Program::start(&mut record, &output.with_extension("log"));
+        wait_until("it records", || program.log().contains("recording"));
+        machine.run(20);
+        program.signal(Signal::HUP);
+        if is_ignored {
+            std::thread::sleep(Duration::from_secs(1));
+            assert!(program.is_running(), "{}", program.log());
+            assert!(run(&["trace", "stop", text(&machine.control())]).status.success());
+        }
+        wait_until("the recording ends", || !program.is_running());
+        assert!(output.exists() && !program.log().contains(EARLY), "{}", program.log());
+    }
+    machine.finish();
 }
 
 /// Nothing waits for a client that takes nothing, and another one may take its place.
