@@ -5,7 +5,7 @@ use std::io::{ErrorKind as IoErrorKind, Read};
 
 /// Bytes of a trace in memory.
 const BUFFER_BYTES: usize = 256 << 10;
-/// Maximum number of bytes of a line.
+/// Maximum number of bytes of a line, without its end.
 pub const LINE_BYTES_MAX: usize = 4096;
 
 /// The bytes of a trace from some position on.
@@ -90,11 +90,13 @@ impl Input {
         let mut looked = 0;
         let length = loop {
             let had = self.unread.len();
-            if let Some(at) = self.buffer[self.unread.clone()][looked..].iter().position(|byte| *byte == b'\n') {
-                break looked + at + 1;
-            }
-            if had > LINE_BYTES_MAX {
+            let end = self.buffer[self.unread.clone()][looked..].iter().position(|byte| *byte == b'\n');
+            let end = end.map(|at| looked + at);
+            if end.unwrap_or(had) > LINE_BYTES_MAX {
                 return Err(self.error(ErrorKind::Wrong(format!("it is longer than {LINE_BYTES_MAX} bytes"))));
+            }
+            if let Some(end) = end {
+                break end + 1;
             }
             looked = had;
             if self.fill(had + 1)?.len() == had {
@@ -156,7 +158,23 @@ mod tests {
             seen.extend_from_slice(records);
         }
         assert_eq!(seen[..], bytes[..bytes.len() / 7 * 7]);
-        let long = vec![b'x'; LINE_BYTES_MAX + 2];
-        assert!(Input::new(Box::new(std::io::Cursor::new(long))).line().is_err());
+    }
+
+    #[test]
+    fn a_line_has_the_same_limit_wherever_the_buffer_ends() {
+        for before in [0, BUFFER_BYTES - LINE_BYTES_MAX, BUFFER_BYTES - 100] {
+            for (bytes, is_long) in [(LINE_BYTES_MAX, false), (LINE_BYTES_MAX + 1, true)] {
+                for end in ["\n", "", "\nmore"] {
+                    let text = [&vec![b'y'; before][..], &vec![b'x'; bytes][..], end.as_bytes()].concat();
+                    let mut input = Input::new(Box::new(std::io::Cursor::new(text)));
+                    input.peek(1).unwrap();
+                    if before > 0 {
+                        input.take(before).unwrap();
+                    }
+                    let length = input.line().map(|line| line.map(<[u8]>::len)).ok();
+                    assert_eq!(length, (!is_long).then_some(Some(bytes)), "{before}, {end}");
+                }
+            }
+        }
     }
 }
