@@ -3,6 +3,7 @@
 use super::batch::number;
 use super::format::Format;
 use super::oracle::RECORD_BYTES;
+use super::text::shown;
 use super::{blkparse, blktrace, msr, vscsi};
 use remoca_protocol::trace::MAGIC;
 
@@ -36,8 +37,10 @@ pub(super) fn format(first: &[u8]) -> Result<Format, String> {
         () if is_oracle_general(first) => Ok(Format::OracleGeneral),
         () => {
             let names: Vec<_> = Format::names().collect();
+            let is_text = !line.is_empty() && line.iter().all(|byte| *byte >= b' ' || *byte == b'\t');
+            let line = if is_text { format!(" by the line `{}`", shown(line)) } else { String::new() };
             Err(format!(
-                "the format of the trace is not recognized: say which one it is (--format {})",
+                "the format of the trace is not recognized{line}: say which one it is (--format {})",
                 names.join(", ")
             ))
         }

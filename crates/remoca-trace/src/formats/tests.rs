@@ -271,7 +271,18 @@ fn what_is_no_trace_is_told() {
     refused(b"", None, Position::Byte(0), "the trace is empty");
     refused(&[0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3], None, Position::Byte(0), "zstdcat");
     refused(&[0x1f, 0x8b, 8, 0], None, Position::Byte(0), "zcat");
-    refused(b"hello, world\n", None, Position::Byte(0), "not recognized");
+    refused(b"hello, world\n", None, Position::Byte(0), "not recognized by the line `hello, world`: say");
+    refused(b"\x01\0 binary\n", None, Position::Byte(0), "not recognized: say");
+    let of_msr = |before: &str, comma: &str| format!("{before}1,hm,0,Read,0,512,1\n").replace(',', comma);
+    let cut = format!("`{}...`", "x".repeat(60));
+    for (csv, says) in [
+        (of_msr("\u{feff}", ","), "`?1,hm,0,Read,0,512,1`"),
+        (of_msr("Time,Host\n", ","), "`Time,Host`"),
+        (of_msr("", ", "), "`1, hm, 0, Read, 0, 512, 1`"),
+        (of_msr(&"x".repeat(100), ","), &cut[..]),
+    ] {
+        refused(csv.as_bytes(), None, Position::Byte(0), says);
+    }
     refused(b"hello, world\n", Some(Format::Msr), Position::Line(1), "is no request");
     refused(b"hello, world\n", Some(Format::Remoca), Position::Byte(0), "cut short");
     refused(&[b'x'; 100], Some(Format::Remoca), Position::Byte(0), "not a remoca trace");
