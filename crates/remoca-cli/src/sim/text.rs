@@ -31,7 +31,7 @@ fn write(report: &Report, text: &mut String) -> std::fmt::Result {
     let times = [0.0, latencies.local_ms, latencies.remote_ms, latencies.disk_ms];
     for ((place, bytes, blocks, share), ms) in report.places().into_iter().zip(times) {
         let size = bytes.map_or(String::new(), show_size);
-        writeln!(text, "{place:<14}{size:>8}{blocks:>14}{:>8.1}{ms:>12.3}", share * 100.0)?;
+        writeln!(text, "{place:<14}{size:>8}{blocks:>14}{:>8.1} {ms:>11.3}", share * 100.0)?;
     }
     let ms = |ms: Option<f64>| ms.map_or("-".into(), |ms| format!("{ms:.3} ms"));
     let gain = report.gain().map_or(String::new(), |gain| format!(", {gain:.1} times faster"));

@@ -321,6 +321,9 @@ fn what_is_no_trace_leaves_nothing_behind() {
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.lines().all(|line| line.len() <= 80), "{shown}");
     assert!(shown.contains("remote tier") && shown.contains("Mean read: "), "{shown}");
+    let slow = run(&["sim", text(&path("good")), "--disk-latency", "123456789"]);
+    let slow = String::from_utf8(slow.stdout).unwrap();
+    assert!(slow.contains(" 100.0 123456789.000\n"), "{slow}");
     let page = std::fs::read_to_string(page).unwrap();
     assert!(page.contains("<svg") && !page.contains("http"), "it loads nothing from elsewhere");
 }
