@@ -5,7 +5,7 @@ use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Sett
 use crate::settings::{Files, host_path, vm_path};
 use crate::{disk, host, look, memory, serve};
 use anyhow::{Context, Result, bail};
-use remoca_disk::start::check_options;
+use remoca_disk::start::{check_options, check_state};
 use remoca_store::format;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -147,7 +147,9 @@ fn combined(name: &str, vm: &Text, host: Option<&Text>) -> Result<()> {
     if options.incoming.as_ref().is_some_and(|incoming| incoming.key.is_none()) {
         bail!("`incoming` without `incoming-key`: `remoca migrate --new-key FILE` makes a key");
     }
-    check_options(&options)
+    check_options(&options)?;
+    // The default place depends on who starts the process.
+    if settings.entries.contains_key("state") { check_state(&options) } else { Ok(()) }
 }
 
 /// Returns the problems of the host's file, each once.

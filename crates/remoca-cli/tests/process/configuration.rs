@@ -9,6 +9,8 @@ use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
 use remoca_io::left_out::leave_out;
 use remoca_protocol::control::PATIENCE as SILENT_TIME_MAX;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -292,6 +294,30 @@ fn files_with_which_no_process_could_start_stop_nothing_that_ran_before() {
         assert_eq!((now.disks.len(), now.disks[0].name.as_str()), (1, "root"));
     }
     program.terminate();
+}
+
+/// Each later start would fail, with the last good copy as well.
+#[test]
+fn a_state_file_that_is_open_to_others_is_refused_before_a_process_depends_on_it() {
+    let scene = Scene::new();
+    scene.configure("");
+    let mut program = scene.start(&[]);
+    let state = scene.path("other.state");
+    std::fs::write(&state, "").unwrap();
+    std::fs::set_permissions(&state, Permissions::from_mode(0o644)).unwrap();
+    scene.configure(&format!("state = '{}'", state.display()));
+    let advice = format!("chmod 600 {}", state.display());
+    let check = || run_command(&mut scene.command(&["config", "check"]));
+    let said_of_check = String::from_utf8(check().stdout).unwrap();
+    assert!(said_of_check.contains("(mode 644)") && said_of_check.contains(&advice), "{said_of_check}");
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &["(mode 644)", &advice, "goes on as before"]);
+    assert!(program.is_running() && status(&scene.control()).upgrades == 0);
+    program.terminate();
+    std::fs::remove_file(scene.path("web1.config")).unwrap();
+    expect_refusal(&run_command(&mut scene.disk(&[])), CONFIGURATION, &["(mode 644)", &advice]);
+    std::fs::set_permissions(&state, Permissions::from_mode(0o600)).unwrap();
+    said(&check());
+    scene.start(&[]).terminate();
 }
 
 /// The guest may still run, and connect again by itself: to its own image, not to one that the file names since.

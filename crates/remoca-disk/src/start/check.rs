@@ -10,6 +10,7 @@ use super::open::{
 use super::options::{DiskOptions, Options, PortOptions, is_nbd_uri};
 use super::settings::checked_cache;
 use super::wrong::WrongOptions;
+use crate::state;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
@@ -40,6 +41,15 @@ pub fn check_options(options: &Options) -> Result<()> {
     check().map_err(|error: Error| error.context(WrongOptions))
 }
 
+/// Checks that the state file of a process with these options can be where it is to be. Changes nothing.
+///
+/// # Errors
+/// If a file there is not ours; the text says what to do.
+pub fn check_state(options: &Options) -> Result<()> {
+    let Some(path) = &options.state else { return Ok(()) };
+    state::check_place(path).map_err(|error| Error::new(error).context(WrongOptions))
+}
+
 /// Checks that a process can start with these options where one with the options `former` ran, which has the disks `known`:
 /// sockets and images that come are opened, and closed again.
 ///
@@ -47,6 +57,7 @@ pub fn check_options(options: &Options) -> Result<()> {
 /// If it cannot; the text says why.
 fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<()> {
     check_options(options)?;
+    check_state(options)?;
     let is_known = |disk: &DiskOptions, position| known.contains(&&*disk.name_at(position));
     let unknown = options.disks.iter().zip(0..).filter(|(disk, position)| !is_known(disk, *position));
     let new_sockets: Vec<&Path> = unknown.clone().filter_map(|(disk, _)| disk.socket.as_deref()).collect();

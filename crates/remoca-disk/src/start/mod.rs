@@ -14,7 +14,7 @@ mod settings;
 mod whereabouts;
 mod wrong;
 
-pub use check::{check_options, check_restart, check_upgrade};
+pub use check::{check_options, check_restart, check_state, check_upgrade};
 pub use exports::Address;
 pub use key::{ADVICE, KeySource};
 pub use open::{offers, refuse_other_formats};
@@ -157,6 +157,9 @@ fn parts(
     kept: &mut KeptConnections,
 ) -> Result<Parts> {
     check_options(options)?;
+    if inherited.is_none() {
+        check_state(options)?;
+    }
     let sizes_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
     let mut found = whereabouts(options, inherited.is_some())?;
     let caution = caution(options, inherited.is_some() || found.are_away);

@@ -4,7 +4,7 @@ use remoca_io::lock::lock_whole;
 use remoca_io::show::show_size;
 use remoca_io::small_file::with_ending;
 use rustix::fs::OFlags;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -20,8 +20,9 @@ const RESERVE_BYTES: u64 = 32 << 20;
 pub enum StateError {
     #[error("another process uses the state file {0}: two VM processes need two names (--name, --state)")]
     InUse(PathBuf),
-    #[error("{0} is no regular file of this user, and cannot be the state file: remove it, or say --state PATH")]
-    NotOurs(PathBuf),
+    /// A file that is not ours, and why.
+    #[error("{0} {1}")]
+    NotOurs(PathBuf, String),
     #[error("{0} is no state file of this version of remoca: it is left as it is")]
     NotState(PathBuf),
     #[error(
@@ -82,9 +83,47 @@ pub(super) fn open_file(path: &Path, options: &mut OpenOptions) -> io::Result<Fi
 }
 
 /// Returns whether this is a regular file of this user, to which other users have no access.
-pub(super) fn is_ours(metadata: &std::fs::Metadata) -> bool {
-    let owner = rustix::process::geteuid().as_raw();
-    metadata.is_file() && metadata.uid() == owner && metadata.mode() & 0o077 == 0
+pub(super) fn is_ours(metadata: &Metadata) -> bool {
+    is_of_user(metadata) && metadata.mode() & 0o077 == 0
+}
+
+fn is_of_user(metadata: &Metadata) -> bool {
+    metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw()
+}
+
+/// Returns the error of a file at `path` that is not ours. `there`: what is known of it.
+pub(super) fn not_ours(path: &Path, there: Option<&Metadata>) -> StateError {
+    let why = match there.filter(|there| is_of_user(there)) {
+        Some(there) => format!(
+            "is open to others (mode {:03o}), and cannot be the state file: if it is one, `chmod 600 {}`; else say --state PATH",
+            there.mode() & 0o7777,
+            path.display()
+        ),
+        None => "is no regular file of this user, and cannot be the state file: remove it, or say --state PATH".into(),
+    };
+    StateError::NotOurs(path.into(), why)
+}
+
+/// Checks that the open file at `path` is ours.
+///
+/// # Errors
+/// If it is not.
+pub(super) fn check_ours(path: &Path, file: &File) -> Result<(), StateError> {
+    let there = file.metadata().map_err(|error| StateError::System(path.into(), error))?;
+    if is_ours(&there) { Ok(()) } else { Err(not_ours(path, Some(&there))) }
+}
+
+/// Checks that what is at `path` does not keep a process from starting with its state file there. Changes nothing.
+///
+/// # Errors
+/// If there is a file that is not ours.
+pub fn check_place(path: &Path) -> Result<(), StateError> {
+    match open_file(path, &mut OpenOptions::new()) {
+        Ok(there) => check_ours(path, &there),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => Err(not_ours(path, None)),
+        // There is none, or a start goes on without it.
+        Err(_) => Ok(()),
+    }
 }
 
 /// Opens the file at `path`, creates it if there is none, and locks it. Waits a limited time for a previous owner to end.
@@ -93,13 +132,10 @@ pub(super) fn open_locked(path: &Path) -> Result<File, StateError> {
     let system = |error| StateError::System(path.into(), error);
     loop {
         let file = match open_file(path, OpenOptions::new().create(true)) {
-            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(StateError::NotOurs(path.into())),
+            Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return Err(not_ours(path, None)),
             opened => opened.map_err(system)?,
         };
-        let metadata = file.metadata().map_err(system)?;
-        if !is_ours(&metadata) {
-            return Err(StateError::NotOurs(path.into()));
-        }
+        check_ours(path, &file)?;
         match lock_whole(&file) {
             Ok(()) => {
                 // Its previous owner may have put another file in its place just before it ended.

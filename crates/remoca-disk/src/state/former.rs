@@ -193,7 +193,7 @@ pub fn set_aside(path: &Path) -> Result<Former, StateError> {
 
 fn put_away(path: &Path, put: impl FnOnce(&Path, u64) -> io::Result<()>) -> Result<Former, StateError> {
     let locked = open_locked(path);
-    if let Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) = locked {
+    if let Err(error @ (StateError::InUse(_) | StateError::NotOurs(..))) = locked {
         return Err(error);
     }
     let former = locked.as_ref().map(Former::of).unwrap_or_default();

@@ -24,13 +24,13 @@ mod numbers;
 
 pub use curves::{UnusableCurves, curves_beside, keep_curves, resume_curves};
 pub use deaths::{Caution, Deaths};
-pub use file::StateError;
+pub use file::{StateError, check_place};
 pub use former::{FailedFlush, Former, FormerSettings, Remains, discard, look, set_aside, settings_at};
 pub use header::{Clock, DiskRecord, Header, NUMBER_MAX, OptionHashes, RosterEntry, Settings};
 pub use image::{Doubt, LOOK_NS, NotYet, SETTLE_NS, judge, settled_ns};
 pub use numbers::DiskIdentity;
 
-use file::{beside, check_room, is_at, is_ours, open_file, open_locked, remove_beside};
+use file::{beside, check_ours, check_room, is_at, not_ours, open_file, open_locked, remove_beside};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
 use remoca_core::index::Origin;
 use remoca_core::units::DiskIndex;
@@ -106,7 +106,7 @@ impl StateFile {
         let is_handed_over = handed_over.is_some();
         let file = match handed_over.map_or_else(|| open_locked(path), Ok) {
             Ok(file) => file,
-            Err(error @ (StateError::InUse(_) | StateError::NotOurs(_))) if !must_go_on => return Err(error),
+            Err(error @ (StateError::InUse(_) | StateError::NotOurs(..))) if !must_go_on => return Err(error),
             Err(error) => return Self::without(path, config, &error, Former::default()),
         };
         let former = Former::of(&file);
@@ -147,7 +147,7 @@ impl StateFile {
         error: &StateError,
         former: Former,
     ) -> Result<EngineStart, StateError> {
-        if !matches!(error, StateError::InUse(_) | StateError::NotOurs(_)) {
+        if !matches!(error, StateError::InUse(_) | StateError::NotOurs(..)) {
             let _ = std::fs::remove_file(path);
         }
         let words = IndexMemory::new(layout(config).words()).map_err(StateError::NoMemory)?;
@@ -225,12 +225,13 @@ impl StateFile {
     /// As for [`Self::create`]. If another process has a state file at `path`, or the file there is not ours to
     /// replace.
     pub fn create_late(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
-        let system = |error| StateError::System(path.into(), error);
         match open_file(path, &mut OpenOptions::new()) {
-            Ok(there) if !is_ours(&there.metadata().map_err(system)?) => return Err(StateError::NotOurs(path.into())),
-            Ok(there) => lock_whole(&there).map_err(|_| StateError::InUse(path.into()))?,
+            Ok(there) => {
+                check_ours(path, &there)?;
+                lock_whole(&there).map_err(|_| StateError::InUse(path.into()))?;
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(_) => return Err(StateError::NotOurs(path.into())),
+            Err(_) => return Err(not_ours(path, None)),
         }
         Self::make(path, disks, words, IndexMemory::of_file)
     }

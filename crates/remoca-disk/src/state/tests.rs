@@ -7,6 +7,7 @@ use remoca_core::rules::Rules;
 use remoca_core::units::PageCount;
 use remoca_protocol::Token;
 use remoca_store::ImageStamp;
+use std::os::unix::fs::PermissionsExt;
 
 fn config() -> EngineConfig {
     EngineConfig {
@@ -344,10 +345,32 @@ fn what_cannot_be_opened_is_not_replaced_by_an_index_that_came() {
     let folder = tempfile::tempdir().unwrap();
     let (path, other) = (folder.path().join("vm.state"), folder.path().join("other"));
     std::os::unix::fs::symlink(&other, &path).unwrap();
-    assert!(matches!(StateFile::create_late(&path, 1, 1000), Err(StateError::NotOurs(_))));
+    assert!(matches!(StateFile::create_late(&path, 1, 1000), Err(StateError::NotOurs(..))));
     assert!(path.is_symlink());
     std::fs::remove_file(&path).unwrap();
     assert!(StateFile::create_late(&path, 1, 1000).is_ok());
+}
+
+#[test]
+fn what_keeps_a_process_from_starting_is_found_before() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, link] = ["vm.state", "link"].map(|name| folder.path().join(name));
+    check_place(&path).unwrap();
+    assert!(!path.exists(), "nothing is made");
+    std::fs::write(&path, "").unwrap();
+    let set_mode = |mode| std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+    for (mode, shown) in [(0o644, "(mode 644)"), (0o620, "(mode 620)")] {
+        set_mode(mode);
+        let text = check_place(&path).unwrap_err().to_string();
+        assert!(text.contains(shown) && text.contains(&format!("`chmod 600 {}`", path.display())), "{text}");
+        let started = StateFile::start(&path, &config(), Before::Another).map(drop).unwrap_err();
+        assert_eq!(started.to_string(), text);
+    }
+    set_mode(0o600);
+    check_place(&path).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let text = check_place(&link).unwrap_err().to_string();
+    assert!(text.contains("is no regular file of this user") && !text.contains("chmod"), "{text}");
 }
 
 #[test]
