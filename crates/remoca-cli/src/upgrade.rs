@@ -22,7 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 ///
 /// First the new program is asked whether it can take over; if it cannot, nothing changes. SIGHUP does the same with the
 /// program at the path from which the process was started. The command fails if a guest was attached before and is not
-/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest.
+/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest;
+/// without any VM there is nothing to do, which is no failure.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Name of the VM process, or the path of its control socket
@@ -53,7 +54,8 @@ pub fn run(args: &UpgradeArgs) -> Result<()> {
 /// Upgrades one VM process after the other, and prints which are done. Leaves out sockets that no process listens on.
 ///
 /// # Errors
-/// If an upgrade fails. Those after it are not begun, and the text names them.
+/// If an upgrade fails. Those after it are not begun, and the text names them. If no process answers, or some may run where this user
+/// cannot look.
 fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
     let (mut done, mut dead) = (Vec::new(), Vec::new());
     for (number, socket) in sockets.iter().enumerate() {
@@ -71,6 +73,9 @@ fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
         return Err(error.context(format!("the upgrade of {name} failed. Done before it: {done}. Not begun: {rest}")));
     }
     let dead = if dead.is_empty() { String::new() } else { format!(". No process answers for {}", list(&dead)) };
+    if done.is_empty() && dead.is_empty() && runtime::of_others("upgrade").is_empty() {
+        return Ok(writeln!(output(), "there is no VM on this host to upgrade")?);
+    }
     if done.is_empty() {
         bail!("no VM process runs here{dead}{}", runtime::elsewhere());
     }

@@ -8,6 +8,7 @@ mod reach;
 
 pub(crate) use image::is_replaced;
 
+use crate::config::check::vms;
 use crate::form::Form;
 use crate::output::output;
 use crate::runtime;
@@ -44,7 +45,8 @@ const FOUND_BY_CHECKS: [&str; 11] = [
 /// With NAME it works for a VM process that runs, and for one that is configured: what is wrong now, files of the configuration,
 /// image and lock, memory servers, sockets and who may connect, and of a running one also the guest's memory, whether its QEMU
 /// reconnects, the agent, and limits. Without, it lists what `remoca top` and the page name as wrong, and mistakes in the files of the
-/// configuration, the worst first. Nothing is changed. The exit code is 1 if anything has failed.
+/// configuration, the worst first. Nothing is changed. The exit code is 1 if anything has failed, or if VMs are configured and none
+/// runs; a host without VMs is no failure.
 ///
 /// As JSON it is a list of objects with `what`, `level` (ok, warning, failed), `found` and `advice`; without NAME only what is wrong,
 /// also with `cause` and `vms`.
@@ -89,22 +91,42 @@ fn of_all(args: &CheckArgs) -> Result<()> {
     let snapshot = remoca_view::watch::take_one(&sockets, crate::top::host_socket())?;
     let count = snapshot.vms.len();
     let problems = &files::with_problems(snapshot.problems, &snapshot.vms, &args.folder.config);
-    if count == 0 && problems.is_empty() {
-        bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere());
-    }
+    let is_empty = count == 0 && problems.is_empty();
     let mut out = output();
     if args.prints_json() {
         writeln!(out, "{}", serde_json::to_string_pretty(problems)?)?;
-    } else if problems.is_empty() {
+    } else if problems.is_empty() && !is_empty {
         writeln!(out, "{:<8} nothing is wrong with the VMs of this host: {count}", Level::Ok.word())?;
     } else {
         problems.iter().try_for_each(|problem| writeln!(out, "{problem}"))?;
+    }
+    if is_empty {
+        return of_none(args);
     }
     match problems.iter().filter(|problem| problem.finding.level == Level::Failed).count() {
         0 => Ok(()),
         1 => bail!("1 thing has failed on this host"),
         failed => bail!("{failed} things have failed on this host"),
     }
+}
+
+/// Says that there is no VM on this host.
+///
+/// # Errors
+/// If VMs are configured, or may run where this user cannot look.
+fn of_none(args: &CheckArgs) -> Result<()> {
+    let configured = vms(&args.folder.config)?;
+    if !configured.is_empty() {
+        let names = configured.join(", ");
+        bail!("no VM process runs here, and these are configured: {names}{}", runtime::elsewhere());
+    }
+    if !runtime::of_others("check").is_empty() {
+        bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere());
+    }
+    if args.prints_json() {
+        return Ok(());
+    }
+    Ok(writeln!(output(), "{:<8} there is no VM on this host", Level::Ok.word())?)
 }
 
 fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
