@@ -29,7 +29,7 @@ use std::path::{Path, PathBuf};
 /// If an option cannot be used; the text says how to correct it.
 pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     if let Some(change) = &args.change {
-        return change::run(change, &args.folder.config);
+        return change::run(change);
     }
     if args.print_capabilities {
         return Ok(writeln!(std::io::stdout(), r#"{{"type": "block", "features": ["read-only", "blk-file"]}}"#)?);

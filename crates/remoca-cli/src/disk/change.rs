@@ -6,7 +6,7 @@
 use crate::look;
 use crate::output::{output, say};
 use crate::runtime;
-use crate::settings::{edit, fields, vm_path};
+use crate::settings::{Folder, edit, fields, vm_path};
 use crate::size::show_size;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Subcommand;
@@ -40,6 +40,9 @@ pub enum Change {
         /// The disk: name=NAME,image=IMAGE,socket=PATH and so on, as --disk has it
         #[arg(value_name = "KEY=VALUE,...", value_parser = described)]
         disk: Box<DiskOptions>,
+
+        #[command(flatten)]
+        folder: Folder,
     },
     /// Remove a disk from the VM's file and from its running process. No guest may be attached to it, unless --force is given
     Remove {
@@ -55,6 +58,9 @@ pub enum Change {
         /// until the disk is detached from it or it is shut down
         #[arg(long)]
         force: bool,
+
+        #[command(flatten)]
+        folder: Folder,
     },
     /// Look now whether images have become larger or smaller, and say what was found. A VM process looks by itself every two
     /// seconds
@@ -74,10 +80,10 @@ fn described(words: &str) -> Result<Box<DiskOptions>, String> {
 ///
 /// # Errors
 /// If the VM process does not answer, or refuses.
-pub fn run(change: &Change, folder: &Path) -> Result<()> {
+pub fn run(change: &Change) -> Result<()> {
     match change {
-        Change::Add { name, disk } => add(name, disk, folder),
-        Change::Remove { name, disk, force } => remove(name, disk, *force, folder),
+        Change::Add { name, disk, folder } => add(name, disk, &folder.config),
+        Change::Remove { name, disk, force, folder } => remove(name, disk, *force, &folder.config),
         Change::Rescan { name } => rescan(name),
     }
 }
@@ -242,7 +248,22 @@ fn found(before: Option<u64>, disk: &DiskStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::FromArgMatches;
     use serde_json::json;
+
+    #[test]
+    fn a_change_is_told_the_folder_of_the_configuration() {
+        for words in [&["add", "web1", "name=a,image=/a"][..], &["remove", "web1", "a"]] {
+            let words = [&["disk"][..], words, &["--config", "/etc/other"]].concat();
+            let matches = Change::augment_subcommands(clap::Command::new("disk")).try_get_matches_from(words).unwrap();
+            match Change::from_arg_matches(&matches).unwrap() {
+                Change::Add { folder, .. } | Change::Remove { folder, .. } => {
+                    assert_eq!(folder.config, Path::new("/etc/other"));
+                }
+                Change::Rescan { .. } => panic!("it needs no folder"),
+            }
+        }
+    }
 
     #[test]
     fn a_rescan_tells_the_size_and_who_does_not_have_it_yet() {

@@ -238,7 +238,9 @@ fn a_disk_comes_and_goes_and_the_guest_of_another_one_does_not_notice() {
     succeeded(&vm.say(&["remove", "data"]));
     assert!(!vm.path("data").exists(), "its socket is gone");
     assert_eq!((vm.disks(), vm.read("more")), (vec!["root".into(), "more".into()], 3));
-    succeeded(&vm.say(&["remove", "more"]));
+    let config = vm.folder.path().display().to_string();
+    let mut remove = vm.change(&["remove", "more", "--config", &config]);
+    succeeded(&run_command(remove.env_remove("REMOCA_CONFIG")));
     succeeded(&vm.add("data", "more.img"));
     assert_eq!((vm.read("data"), status(&vm.path("control")).pid), (3, pid));
     assert!(vm.file().contains("# The system."), "{}", vm.file());
