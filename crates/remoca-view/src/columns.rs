@@ -44,7 +44,7 @@ pub const COLUMNS: [Column; 13] = [
     number("cache", "CACHE", "memory that the servers grant; off: the cache is off", |_, vm| {
         vm.cache_bytes.map_or_else(|| none("off"), bytes)
     }),
-    number("used", "USED", "memory that holds pages now", |_, vm| bytes(vm.used_bytes)),
+    number("used", "USED", USED, |_, vm| bytes(vm.used_bytes)),
     number("hits", "HIT%", "share of the blocks read that needed no disk", |_, vm| maybe(vm.hit_ratio(), percent)),
     number("hit_us", "HIT us", "mean time of reads that needed no disk", |_, vm| maybe(vm.hits.mean_us(), micros)),
     number("disk_us", "DISK us", "mean time of reads that needed the disk", |_, vm| {
@@ -63,6 +63,7 @@ pub const COLUMNS: [Column; 13] = [
     text("from", "MEMORY FROM", "servers that the memory is from, and how much", |vm, _| none(&memory_from(vm))),
 ];
 
+const USED: &str = "memory that holds pages; also that of servers that are away, so it can be more than CACHE";
 const SAVED: &str = "time that reads were shorter by; negative: the cache makes the guest slower";
 const AGENT: &str =
     "whether the agent in the guest reports; silent: not for half a minute; -: the VM has no eviction port";

@@ -61,7 +61,11 @@ pub const METRICS: [Metric; 38] = [
     gauge("cache_granted_bytes", "Memory that the servers grant, in all tiers.", |_, shown| {
         number(shown.status.cache.granted_bytes + shown.status.cache.local_granted_bytes)
     }),
-    gauge("cache_used_bytes", "Memory that holds pages.", |_, shown| number(shown.figures.used_bytes)),
+    gauge(
+        "cache_used_bytes",
+        "Memory that holds pages, also that of servers that are away: it can be more than is granted.",
+        |_, shown| number(shown.figures.used_bytes),
+    ),
     gauge("server_connected", "Whether the memory server is connected.", |_, shown| {
         let server = shown.status.server.as_ref()?;
         flag(server.connected)

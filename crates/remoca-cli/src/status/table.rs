@@ -51,7 +51,7 @@ pub const COLUMNS: [Column; 19] = [
         |vm, _| vm.cache_bytes.map_or("off".into(), show_size),
         "memory that the servers grant, in all tiers",
     ),
-    column("USED", 6, Right, |vm, _| show_size(vm.used_bytes), "memory that holds pages now"),
+    column("USED", 6, Right, |vm, _| show_size(vm.used_bytes), USED),
     column("SERVER", 11, Left, |vm, _| vm.server.words().into(), SERVER),
     column("READS", 7, Right, |vm, view| count(vm, view, vm.reads), "reads of the guest (M: millions)")
         .with_rate("READ/s"),
@@ -67,6 +67,8 @@ pub const COLUMNS: [Column; 19] = [
     column("POOL AT", 0, Left, |vm, _| pool_and_faults(vm), POOL_AT),
 ];
 
+const USED: &str = "memory that holds pages; that of a server that is away counts until it returns or others take its place, so it can \
+                    be more than CACHE";
 const AGENT: &str = "whether the agent in the guest reports (every ten seconds); 5m: silent for so long; no: not heard since the \
                      guest attached; -: the VM has no eviction port";
 const SERVER: &str = "`left alone`: the memory server is slower than the disk, which answers all reads";

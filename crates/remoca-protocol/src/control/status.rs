@@ -141,7 +141,8 @@ pub struct CacheStatus {
     /// Largest size that servers may have granted: what they were asked for and have not answered. Older processes do not tell it.
     #[serde(default)]
     pub granted_at_most_bytes: u64,
-    /// Memory of all tiers that holds pages.
+    /// Memory of all tiers that holds pages. That of lost pools counts until their servers return or others take their place, so it can
+    /// be more than is granted.
     pub used_bytes: u64,
     /// Sizes of the local tier.
     #[serde(default)]
