@@ -189,6 +189,21 @@ pub fn check_available(bytes: usize) -> io::Result<()> {
     }
 }
 
+/// Checks that `bytes` bytes are at most half of the memory that the host has available. Succeeds if the host does not report that.
+///
+/// # Errors
+/// If they are more.
+pub fn check_half_available(bytes: usize) -> io::Result<()> {
+    match available_bytes() {
+        Some(available) if bytes > available / 2 => {
+            let message =
+                format!("it would take {} MiB, more than half of the {} MiB available", bytes >> 20, available >> 20);
+            Err(io::Error::new(io::ErrorKind::OutOfMemory, message))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the bytes that the host can provide without swapping, or `None` if it does not report them.
 fn available_bytes() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -282,6 +297,14 @@ mod tests {
         let words = format!("it would take {} MiB, of ", usize::MAX >> 20);
         assert!(kind == io::ErrorKind::OutOfMemory && text.starts_with(&words), "{text}");
         assert!(text.ends_with(" MiB available"), "{text}");
+    }
+
+    #[test]
+    fn half_of_what_the_system_has_is_left() {
+        let available = available_bytes().unwrap();
+        assert!(check_half_available(available / 4).is_ok());
+        let text = check_half_available(available / 4 * 3).unwrap_err().to_string();
+        assert!(text.contains(" MiB, more than half of the "), "{text}");
     }
 
     #[test]

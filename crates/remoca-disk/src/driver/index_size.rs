@@ -18,7 +18,7 @@ use remoca_core::units::{PAGE_SIZE_U64, PageCount};
 use remoca_io::control::ControlRequest;
 use remoca_io::show::show_size;
 use remoca_io::wake::WakeUp;
-use remoca_io::words::IndexMemory;
+use remoca_io::words::{IndexMemory, check_half_available};
 use remoca_protocol::control::{Command, Reply};
 use std::io;
 use std::path::PathBuf;
@@ -109,7 +109,14 @@ impl Plan {
             Some(Ok((state, words))) => (Some(state), words),
             Some(Err(error)) if !self.grows => return Err(io::Error::other(error)),
             without => {
-                let words = IndexMemory::new(self.layout.words())?;
+                let words = self.layout.words();
+                if without.is_some() {
+                    // The rest of the host needs memory as well.
+                    let why = "the state file cannot be made, and without one";
+                    check_half_available(words.saturating_mul(4))
+                        .map_err(|error| io::Error::new(error.kind(), format!("{why} {error}")))?;
+                }
+                let words = IndexMemory::new(words)?;
                 if let Some(Err(error)) = without {
                     tracing::warn!("{error}");
                 }

@@ -575,6 +575,25 @@ fn an_index_for_which_there_is_no_memory_is_tried_again_only_when_the_operator_s
     }
 }
 
+/// The folder of state files is small, and private memory of that size would be missed by everything else on the host.
+#[test]
+fn an_index_that_no_state_file_holds_leaves_half_of_the_memory() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let available = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB"));
+    if available.unwrap().parse::<u64>().unwrap() > 64 << 20 {
+        // The largest index is not half of that.
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = begin_with_state(&folder.path().join("state"), config(1));
+    folder.close().unwrap();
+    driver.vm.size.aim_at(PageCount(1 << 30));
+    driver.vm.fit_index(true);
+    driver.take_index();
+    let refusal = driver.vm.size.refusal();
+    assert!(refusal.contains("without one it would take "), "{refusal}");
+}
+
 /// Without a state file, a process to which its disks have come back would be cold after a kill, and know of no failed flush.
 #[test]
 fn a_region_that_is_being_made_for_disks_that_went_is_in_the_way_of_no_state_file() {
