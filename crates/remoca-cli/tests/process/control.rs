@@ -232,6 +232,9 @@ fn the_answer_to_set_says_what_the_server_grants() {
         assert!(has_waited, "less than all is granted: {said}");
         said == wanted
     });
+    // It had to wait for a larger index.
+    let log = machine.program.log();
+    assert!(log.contains("is done: cache 64M, local tier 0B"), "{log}");
     server.program.kill();
     wait_until("the loss is noticed", || !machine.status().server.is_some_and(|server| server.connected));
     wait_until("it says when, and why not now", || {

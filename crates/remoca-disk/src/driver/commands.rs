@@ -2,7 +2,7 @@
 
 use super::Driver;
 use super::curve_status::curve_status;
-use super::index_size::HANDED_OVER;
+use super::index_size::{HANDED_OVER, answer_late};
 use super::snapshot::{cache_pages, local_pages};
 use super::tiers::TierSizes;
 use super::vm::Vm;
@@ -244,7 +244,7 @@ impl Driver {
                 self.vm.size.wait(client);
             } else {
                 let reply = self.obey(&client);
-                client.answer(reply);
+                answer_late(client, reply);
             }
         }
         self.fill_index();

@@ -44,6 +44,19 @@ pub fn on_a_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>
     std::thread::Builder::new().name(name.into()).spawn(work).map(drop)
 }
 
+/// Answers a command that has waited for a larger index. Logs what came of it as well: its client may have given up.
+pub(super) fn answer_late(client: ControlRequest, reply: Reply) {
+    match &reply {
+        Reply::Status(status) => {
+            let [cache, local] = [status.cache.wanted_bytes, status.cache.local_wanted_bytes].map(show_size);
+            tracing::info!("a change that waited for a larger index is done: cache {cache}, local tier {local}");
+        }
+        Reply::Error { error } => tracing::warn!("a change that waited for a larger index is refused: {error}"),
+        Reply::Curve(_) => {}
+    }
+    client.answer(reply);
+}
+
 /// What the driver knows of the sizes of cache and index.
 pub(super) struct IndexSize {
     /// Sizes that "on" restores.
@@ -200,7 +213,7 @@ impl IndexSize {
     pub(super) fn refuse_clients(&mut self) {
         self.awaited = PageCount(0);
         for client in self.clients.drain(..) {
-            client.answer(Reply::Error { error: HANDED_OVER.into() });
+            answer_late(client, Reply::Error { error: HANDED_OVER.into() });
         }
     }
 
@@ -216,7 +229,7 @@ impl IndexSize {
             self.awaited = PageCount(0);
         }
         for client in overtaken {
-            client.answer(Reply::Error { error: OVERTAKEN.into() });
+            answer_late(client, Reply::Error { error: OVERTAKEN.into() });
         }
     }
 
