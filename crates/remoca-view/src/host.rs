@@ -7,7 +7,7 @@ use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
@@ -16,18 +16,27 @@ use tokio::time::timeout;
 /// Longest text of the daemon that is shown, in characters.
 const TEXT_MAX: usize = 400;
 
+/// Report of the daemon that runs, or in words that it does not answer.
+pub type Heard = Result<HostReport, String>;
+
 /// Asks the daemon for its report, and remembers that it still waits for one: a daemon that is stopped would otherwise find a queue full
 /// of clients, and so would `remoca host status`.
 pub struct HostAsker {
     /// Socket of the daemon, which need not run.
     socket: Option<PathBuf>,
     patience: Duration,
-    waiting: Option<JoinHandle<io::Result<HostReport>>>,
+    waiting: Option<Question>,
+}
+
+/// A question that is not answered yet.
+struct Question {
+    since: Instant,
+    answer: JoinHandle<io::Result<HostReport>>,
 }
 
 impl Drop for HostAsker {
     fn drop(&mut self) {
-        self.waiting.iter().for_each(JoinHandle::abort);
+        self.waiting.iter().for_each(|question| question.answer.abort());
     }
 }
 
@@ -38,15 +47,25 @@ impl HostAsker {
         Self { socket, patience: PATIENCE, waiting: None }
     }
 
-    /// Returns the newest report after [`PATIENCE`] at most; `None` if no daemon answers with one.
-    pub async fn ask(&mut self) -> Option<HostReport> {
+    /// Returns the newest report, or that a daemon is there and does not answer, after [`PATIENCE`] at most; `None` if nobody
+    /// listens, or has a report yet.
+    pub async fn ask(&mut self) -> Option<Heard> {
         let socket = self.socket.clone()?;
         // A report that came too late says how things were then.
-        self.waiting.take_if(|question| question.is_finished());
-        let question = self.waiting.get_or_insert_with(|| tokio::spawn(read(socket)));
-        let joined = timeout(self.patience, question).await.ok()?;
+        self.waiting.take_if(|question| question.answer.is_finished());
+        let start = || Question { since: Instant::now(), answer: tokio::spawn(read(socket)) };
+        let question = self.waiting.get_or_insert_with(start);
+        let Ok(joined) = timeout(self.patience, &mut question.answer).await else {
+            return Some(Err(format!("it has not answered for {} s", question.since.elapsed().as_secs().max(1))));
+        };
         self.waiting = None;
-        joined.ok()?.ok()
+        match joined.ok()? {
+            Ok(report) => Some(Ok(report)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Some(Err("it does not answer, and its queue of clients is full".into()))
+            }
+            Err(_) => None,
+        }
     }
 }
 
@@ -150,12 +169,15 @@ mod tests {
         block_on(async {
             let mut asker = HostAsker::new(Some(path));
             asker.patience = Duration::from_secs(60);
-            assert_eq!(asker.ask().await, Some(host_report()));
+            assert_eq!(asker.ask().await, Some(Ok(host_report())));
             assert_eq!((asker.ask().await, asker.ask().await), (None, None));
-            // One that hangs has one client at a time.
+            // One that hangs has one client at a time, and is told from one that is not there.
             let listener = server.join().unwrap();
             asker.patience = Duration::from_millis(20);
-            assert_eq!((asker.ask().await, asker.ask().await), (None, None));
+            for _ in 0..2 {
+                let heard = asker.ask().await;
+                assert!(matches!(&heard, Some(Err(why)) if why.starts_with("it has not answered for ")), "{heard:?}");
+            }
             // On a busy machine that time is over before the question has its turn, now and then.
             tokio::task::yield_now().await;
             let _first = listener.accept().unwrap();

@@ -4,6 +4,7 @@ use crate::curve::Prospect;
 use crate::diagnosis::{self, Problem};
 use crate::figures::Figures;
 use crate::history::{self, History};
+use crate::host::Heard;
 use crate::lately::{Lately, Past};
 use crate::shown::Shown;
 use crate::vm::{Silence, Vm};
@@ -33,7 +34,7 @@ pub struct Snapshot {
     pub problems: Vec<Problem>,
     /// All VMs, by name.
     pub vms: Vec<Vm>,
-    /// Report of the daemon that divides memory of the host among its VMs, if it runs.
+    /// Report of the daemon that divides memory of the host among its VMs, if it runs and answers.
     #[serde(default)]
     pub host_report: Option<HostReport>,
 }
@@ -97,9 +98,9 @@ impl Taker {
         old
     }
 
-    /// Returns the next snapshot, which has these answers and was taken at `now_s`. What is known of a VM that is not among them is
-    /// forgotten.
-    pub fn next(&mut self, answers: Vec<Answer>, now_s: f64, host_report: Option<HostReport>) -> Snapshot {
+    /// Returns the next snapshot, which has these answers and was taken at `now_s`, with what was heard of the host's daemon. What is known of
+    /// a VM that is not among them is forgotten.
+    pub fn next(&mut self, answers: Vec<Answer>, now_s: f64, heard: Option<Heard>) -> Snapshot {
         self.taken += 1;
         let mut before = std::mem::take(&mut self.pasts);
         let mut vms: Vec<Vm> = Vec::new();
@@ -116,9 +117,9 @@ impl Taker {
             taken_s: now_s,
             host: self.host.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
-            problems: diagnosis::of_host(&vms, host_report.as_ref(), now_s),
+            problems: diagnosis::of_host(&vms, heard.as_ref(), now_s),
             vms,
-            host_report,
+            host_report: heard.and_then(Result::ok),
         }
     }
 }

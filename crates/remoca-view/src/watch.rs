@@ -57,8 +57,8 @@ impl Watch {
         let is_first = !self.taker.has_taken();
         let share = if is_first { sockets.len() } else { share.max(1) };
         let curves = self.taker.curves_to_ask(&sockets, Instant::now(), CURVE_AGE, share);
-        let (answers, report) = tokio::join!(self.asker.ask(&sockets, &curves), self.host.ask());
-        self.taker.next(answers, unix_s(), report)
+        let (answers, heard) = tokio::join!(self.asker.ask(&sockets, &curves), self.host.ask());
+        self.taker.next(answers, unix_s(), heard)
     }
 
     /// Takes snapshots on a thread of its own until nobody listens to `publish` any longer. On a thread that also shows them, many who
@@ -88,8 +88,8 @@ impl Watch {
 /// If the system has no descriptors left.
 pub fn take_one(sockets: &[PathBuf], host_socket: Option<PathBuf>) -> io::Result<Snapshot> {
     let (mut asker, mut host) = (Asker::default(), HostAsker::new(host_socket));
-    let (answers, report) = runtime()?.block_on(async { tokio::join!(asker.ask(sockets, &[]), host.ask()) });
-    Ok(Taker::new(host_name()).next(answers, unix_s(), report))
+    let (answers, heard) = runtime()?.block_on(async { tokio::join!(asker.ask(sockets, &[]), host.ask()) });
+    Ok(Taker::new(host_name()).next(answers, unix_s(), heard))
 }
 
 /// Returns a runtime for one thread, in a process that may have as many files open as it is allowed.

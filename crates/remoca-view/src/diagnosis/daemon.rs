@@ -17,6 +17,15 @@ pub fn of_report(report: &HostReport, now_s: f64) -> Option<Finding> {
     ))
 }
 
+/// Returns the finding that the daemon is there and does not answer, not even the thread that shows its report. `why` says so in words.
+pub fn silent(why: &str) -> Finding {
+    Finding::warning(
+        "remoca host",
+        format!("{why}: sizes stay as they are"),
+        "Is it stopped, or is the host out of CPU time? `systemctl restart remoca-host` ends that",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use crate::diagnosis::of_host;
@@ -26,13 +35,24 @@ mod tests {
     #[test]
     fn a_daemon_that_hangs_is_a_problem_of_the_host() {
         let report = HostReport { at_s: 1000, interval_ms: Some(10_000), ..host_report() };
-        assert!(of_host(&[], Some(&report), 1030.0).is_empty());
-        let said = of_host(&[], Some(&report), 1400.0).iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert!(of_host(&[], Some(&Ok(report.clone())), 1030.0).is_empty());
+        let problems = of_host(&[], Some(&Ok(report.clone())), 1400.0);
+        let said = problems.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert!(
             said.len() == 1 && said[0].contains("this host: remoca host: it last looked at the VMs 6.7m ago"),
             "{said:?}"
         );
-        let older = HostReport { interval_ms: None, ..report };
+        let older = Ok(HostReport { interval_ms: None, ..report });
         assert!(of_host(&[], Some(&older), 1e9).is_empty() && of_host(&[], Some(&older), f64::NAN).is_empty());
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_is_a_problem_and_one_that_is_not_there_is_none() {
+        let problems = of_host(&[], Some(&Err("it has not answered for 7 s".into())), 1400.0);
+        assert!(problems.len() == 1 && problems[0].cause == "host-silent", "{problems:?}");
+        let said = problems[0].to_string();
+        assert!(said.starts_with("warning  this host: remoca host: it has not answered for 7 s: sizes stay"), "{said}");
+        assert!(said.contains("`systemctl restart remoca-host`"), "{said}");
+        assert!(of_host(&[], None, 1400.0).is_empty());
     }
 }

@@ -15,13 +15,13 @@ pub use guest::{agent, attached, memory, needs_memory};
 
 use crate::figures::Figures;
 use crate::finding::{Finding, Level};
+use crate::host::Heard;
 use crate::lately::Lately;
 use crate::shown::Shown;
 use crate::text::count_of;
 use crate::vm::{Silence, Vm};
 use found::Found;
 use remoca_protocol::control::Status;
-use remoca_protocol::host::HostReport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -95,8 +95,11 @@ pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
 
 /// Returns all problems of these VMs and of what the host's daemon does with them, the worst first. `now_s` is in seconds since 1970.
 #[must_use]
-pub fn of_host(vms: &[Vm], report: Option<&HostReport>, now_s: f64) -> Vec<Problem> {
+pub fn of_host(vms: &[Vm], heard: Option<&Heard>, now_s: f64) -> Vec<Problem> {
     let mut problems = of_all(vms);
+    let report = heard.and_then(|heard| heard.as_ref().ok());
+    let silent = heard.and_then(|heard| heard.as_ref().err()).map(|why| daemon::silent(why));
+    problems.extend(silent.map(|finding| Problem::new("host-silent", Vec::new(), finding)));
     let hangs = report.and_then(|report| daemon::of_report(report, now_s));
     problems.extend(hangs.map(|finding| Problem::new("host-hangs", Vec::new(), finding)));
     let stuck = report.into_iter().flat_map(balloon::of_report);

@@ -119,5 +119,5 @@ pub fn full_snapshot(count: u32) -> Snapshot {
         (0..count).map(answer).collect()
     };
     taker.next(answers(1), 1_700_000_000.0, None);
-    taker.next(answers(2), 1_700_000_005.0, Some(host_report()))
+    taker.next(answers(2), 1_700_000_005.0, Some(Ok(host_report())))
 }

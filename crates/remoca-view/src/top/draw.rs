@@ -102,7 +102,7 @@ fn style(level: Level) -> Style {
 /// Returns the lines of the first problems: what is wrong, and what to do. At most `lines_max` of them, each at most as wide as `width`.
 fn problem_lines(snapshot: &Snapshot, width: u16, lines_max: usize) -> Vec<Line<'static>> {
     let problems = &snapshot.problems;
-    if snapshot.vms.is_empty() {
+    if snapshot.vms.is_empty() && problems.is_empty() {
         return vec![Line::raw("No VM process runs here: start one with `remoca disk`.")];
     }
     if problems.is_empty() {
@@ -299,6 +299,7 @@ fn prospect_text(vm: &Vm) -> String {
 mod tests {
     use super::super::screen_text;
     use super::*;
+    use crate::snapshot::Taker;
     use crate::testing::{full_snapshot, full_status, snapshot};
     use std::sync::Arc;
 
@@ -383,6 +384,15 @@ mod tests {
         for text in [screen_text(&app, 80, height(&app, 80), true), screen_text(&app, 80, 24, false)] {
             assert!(text.contains("\nNo VM process runs here: start one with `remoca disk`."), "{text}");
         }
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_answer_has_a_line_even_without_vms() {
+        let heard = Err("it has not answered for 7 s".into());
+        let app = app(Taker::new("host".into()).next(Vec::new(), 0.0, Some(heard)));
+        let text = screen_text(&app, 120, height(&app, 120), true);
+        let line = "\nwarning  this host: remoca host: it has not answered for 7 s: sizes stay as they are";
+        assert!(text.contains(line), "{text}");
     }
 
     #[test]

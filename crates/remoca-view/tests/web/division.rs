@@ -52,3 +52,16 @@ fn what_is_wrong_with_the_daemon_is_a_problem_of_the_host_in_a_browser() {
     let seen = browser.open(&format!("http://{}/", site.address));
     assert!(seen.dom.contains("warning  this host</b>remoca host: it last looked"), "{}", seen.dom);
 }
+
+#[test]
+fn a_daemon_that_is_stopped_is_told_from_one_that_is_not_there() {
+    let site = Site::start(2);
+    let said = |text: &str| content(&site.get("/api/overview", "")).contains(text);
+    assert!(!said("host-silent"));
+    let path = site.folder.path().join("remoca-host.socket");
+    // As with one that is stopped, clients connect, and nobody answers.
+    let stopped = UnixListener::bind(&path).unwrap();
+    wait_until("it is missed", || said("\"host-silent\"") && said("remoca host") && said("it has not answered for "));
+    drop(stopped);
+    wait_until("it is gone", || !said("host-silent"));
+}
