@@ -2,7 +2,7 @@
 //!
 //! At most 40 series for each VM, whatever it has. No label is a block, an address, a page or a disk.
 
-use crate::diagnosis::{is_unreachable, needs_memory};
+use crate::diagnosis::{DAEMON_HANGS, is_unreachable, needs_memory};
 use crate::figures::{Agent, ServerState, counter};
 use crate::finding::Level;
 use crate::shown::Shown;
@@ -190,6 +190,8 @@ pub fn text(snapshot: &Snapshot, form: Form) -> String {
             text.sample(name, "tier", &report.resource, bytes as f64);
         }
     }
+    let help = "Whether `remoca host` answers, with a report that is not old; absent without it.";
+    text.single("remoca_host_up", help, daemon_works(snapshot));
     text.family("remoca_problems", "Problems that `remoca check` names, by level.", Kind::Gauge);
     for level in [Level::Failed, Level::Warning] {
         let problems = snapshot.problems.iter().filter(|problem| problem.finding.level == level).count();
@@ -216,6 +218,12 @@ pub fn text(snapshot: &Snapshot, form: Form) -> String {
         text.text += "# EOF\n";
     }
     text.text
+}
+
+/// Returns whether the host's daemon works; `None` if there is none.
+fn daemon_works(snapshot: &Snapshot) -> Option<f64> {
+    let hangs = snapshot.problems.iter().any(|problem| DAEMON_HANGS.contains(&problem.cause.as_str()));
+    (hangs || snapshot.host_report.is_some()).then_some(f64::from(u8::from(!hangs)))
 }
 
 struct Text {
@@ -282,8 +290,11 @@ fn median(latency: Option<&NormalLatency>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{full_snapshot, full_status, snapshot, status};
+    use crate::host::Heard;
+    use crate::snapshot::Taker;
+    use crate::testing::{full_snapshot, full_status, host_report, snapshot, status};
     use remoca_protocol::control::MigrationStatus;
+    use remoca_protocol::host::HostReport;
     use serde_json::json;
 
     /// Most series that a VM may have.
@@ -307,6 +318,19 @@ mod tests {
         }
         assert!(!text.contains("EOF"));
         assert!(text.contains("\nremoca_host_given_bytes{tier=\"local tier\"} 3221225472\n"), "{text}");
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_is_told_from_one_that_works_and_from_none() {
+        let up = |heard: Option<Heard>| {
+            let text = text(&Taker::default().next(Vec::new(), 1_700_001_000.0, heard), Form::Prometheus);
+            text.lines().find_map(|line| line.strip_prefix("remoca_host_up ")).map(str::to_owned)
+        };
+        let old = HostReport { interval_ms: Some(10_000), ..host_report() };
+        let new = HostReport { at_s: 1_700_000_999, ..old.clone() };
+        let silent = Err("it has not answered for 1 s".into());
+        let heard: [Option<Heard>; 4] = [None, Some(silent), Some(Ok(old)), Some(Ok(new))];
+        assert_eq!(heard.map(up), [None, Some("0".into()), Some("0".into()), Some("1".into())]);
     }
 
     #[test]

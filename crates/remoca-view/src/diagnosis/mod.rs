@@ -72,6 +72,9 @@ const RULES: [Rule; 26] = [
     ("trace-lost", |_, shown| trace(&shown.status)),
 ];
 
+/// Causes of problems for which the host's daemon is there and does not work.
+pub const DAEMON_HANGS: [&str; 2] = ["host-silent", "host-hangs"];
+
 /// Returns all problems of these VMs, the worst first.
 #[must_use]
 pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
