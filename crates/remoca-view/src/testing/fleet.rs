@@ -100,6 +100,15 @@ fn serve(listener: &UnixListener, number: u32, changes: &Changes) {
     }
 }
 
+/// Returns what the curve of VM `number` learns from: that of the first one from evictions, those of the next two from frames and reads.
+fn learns_from(number: u32) -> &'static str {
+    match number % 3 {
+        0 => "evictions",
+        1 => "frames",
+        _ => "reads",
+    }
+}
+
 fn answer(mut stream: UnixStream, number: u32, round: &mut u32, changes: &Changes) -> std::io::Result<()> {
     let mut line = Vec::new();
     BufReader::new(&stream).read_until(b'\n', &mut line)?;
@@ -107,6 +116,7 @@ fn answer(mut stream: UnixStream, number: u32, round: &mut u32, changes: &Change
     let reply = match Command::parse(line.trim_ascii_end()) {
         Ok(Command::Curve { .. }) => Reply::Curve(Box::new(CurveStatus {
             curve_of: status.name,
+            learns_from: learns_from(number).into(),
             cache_bytes: status.cache.granted_bytes,
             ..curve()
         })),

@@ -3,6 +3,13 @@
 const byId = (id) => document.getElementById(id);
 const PAUSE_MS = 2000;
 const LEVELS = { failed: 0, warning: 1, ok: 2 };
+// What a curve learns from, as `remoca curve` says it.
+const LEARNS = {
+  evictions: "evictions are those that the agent reports",
+  frames: "evictions are seen in guest memory that reads overwrite, without an agent",
+  reads: "no evictions are seen, so this is a cache into which reads are admitted",
+};
+const UNHEARD = "no agent has reported yet, so no evictions are seen, and this says too little";
 let shown = null;                 // the overview that is shown
 let order = { key: "name", falls: false };
 let selected = null;              // name of the VM with details
@@ -201,7 +208,12 @@ function showHistory(history) {
     line("Reads in a second", (moment) => moment.reads_per_s, { label: (v) => v.toFixed(v < 10 ? 1 : 0) }));
 }
 
-function showCurve(curve, prospect) {
+function learned(from, status) {
+  const isUnheard = status && status.figures.agent === "not-heard" && !status.counters.evictions_reported;
+  return from === "evictions" && isUnheard ? UNHEARD : LEARNS[from] || from;
+}
+
+function showCurve(curve, prospect, status) {
   byId("curve").replaceChildren();
   const body = byId("prospect").tBodies[0];
   body.replaceChildren();
@@ -219,7 +231,7 @@ function showCurve(curve, prospect) {
       make("td", (row.standard_error * 100).toFixed(1)), make("td", row.read_us === null ? "-" : (row.read_us / 1000).toFixed(2) + " ms"));
     body.append(line);
   }
-  byId("learned").textContent = "From " + prospect.blocks_read.toFixed(0) + " blocks read; evictions by " + prospect.learns_from +
+  byId("learned").textContent = "From " + prospect.blocks_read.toFixed(0) + " blocks read; " + learned(prospect.learns_from, status) +
     "; as of " + time(prospect.taken_s) + ". More: remoca curve " + selected;
 }
 
@@ -242,8 +254,8 @@ async function showDetails() {
   byId("details").dataset.snapshot = details.snapshot;
   byId("own").replaceChildren(...details.problems.map((problem) => problemItem(problem, false)));
   showHistory(details.history);
-  showCurve(details.curve, details.vm.prospect);
   const status = details.vm.status;
+  showCurve(details.curve, details.vm.prospect, status);
   byId("pools").tBodies[0].replaceChildren(...(status ? status.pools : []).map((pool) => {
     const line = make("tr");
     line.append(make("td", pool.server + (pool.is_mapped ? " (this host)" : "")), make("td", pool.is_local_tier ? "local" : "remote"),

@@ -60,6 +60,27 @@ fn expect_table(dom: &str, overview: &Value) {
 }
 
 #[test]
+fn what_a_curve_learns_from_is_said_in_words() {
+    let Some(browser) = Browser::find() else { return };
+    let site = Site::start(4);
+    site.change(3, |status| {
+        status.counters.remove("evictions_reported");
+        let port = status.port.as_mut().unwrap();
+        (port.agent, port.agent_heard_s_ago) = (None, None);
+    });
+    for (vm, words) in [
+        ("web000", "evictions are those that the agent reports"),
+        ("web001", "evictions are seen in guest memory that reads overwrite, without an agent"),
+        ("web002", "no evictions are seen, so this is a cache into which reads are admitted"),
+        ("web003", "no agent has reported yet, so no evictions are seen, and this says too little"),
+    ] {
+        let seen = browser.open(&format!("http://{}/#vm={vm}", site.address));
+        let said = format!(" blocks read; {words}; as of ");
+        assert!(seen.dom.contains(&said), "`{said}` is missing in {}", seen.dom);
+    }
+}
+
+#[test]
 fn details_are_shown_in_a_browser_and_odd_names_are_text() {
     let Some(browser) = Browser::find() else { return };
     let site = Site::start(2);
