@@ -125,10 +125,14 @@ pub fn text(report: &HostReport) -> String {
 pub fn decision_text(decision: &HostDecision) -> String {
     let HostDecision { at_s, vm, from_bytes, to_bytes, why, outcome, .. } = decision;
     let time = show_date(*at_s);
-    match vm {
+    let text = match vm {
         None => format!("{time} {why}"),
-        Some(vm) => format!("{time} {vm}: {} -> {}: {why}: {outcome}", show_size(*from_bytes), show_size(*to_bytes)),
-    }
+        Some(vm) => {
+            let (from, to, vm) = (show_size(*from_bytes), show_size(*to_bytes), one_line(vm, usize::MAX));
+            format!("{time} {vm}: {from} -> {to}: {why}: {outcome}")
+        }
+    };
+    one_line(&text, usize::MAX)
 }
 
 #[cfg(test)]
@@ -140,6 +144,12 @@ mod tests {
 
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         crate::watch::runtime().unwrap().block_on(future)
+    }
+
+    #[test]
+    fn a_decision_is_one_line() {
+        let decision = HostDecision { vm: Some("ev\n".into()), why: "a\nb".into(), ..HostDecision::default() };
+        assert_eq!(decision_text(&decision), "1970-01-01T00:00:00Z ev: 0B -> 0B: a b:");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::size::show_size;
 use remoca_protocol::host::{HostGuests, HostReport, HostVm};
 use remoca_view::host::decision_text;
-use remoca_view::text::{percent, show_seconds, tenths};
+use remoca_view::text::{one_line, percent, show_seconds, tenths};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const NAME_WIDTH_MIN: usize = 10;
 
 /// Returns a line for each VM, and what holds for all of them.
 pub fn text(report: &HostReport) -> String {
-    let width = report.vms.iter().map(|vm| vm.name.chars().count()).fold(NAME_WIDTH_MIN, usize::max);
+    let width = report.vms.iter().map(|vm| line_of(&vm.name).chars().count()).fold(NAME_WIDTH_MIN, usize::max);
     let mut text = format!(
         "{:<width$} {:>7} {:>7} {:>7} {:>7} {:>6} {:>6} {:>5} {:>9}   {}\n",
         "VM", "HAS", "GETS", "WEIGHT", "FLOOR", "MISS%", "THEN%", "+-", "SAVED", "WHY"
@@ -72,7 +72,8 @@ fn add_guests(text: &mut String, report: &HostReport, guests: &HostGuests, width
             "advised" => format!("not asked for memory: {}", guest.why),
             _ => guest.why.clone(),
         };
-        add(text, format_args!("{:<width$} {home:>7} {has:>7} {lent:>7} {could:>7} {least:>7}   {why}\n", vm.name));
+        let (name, why) = (line_of(&vm.name), line_of(&why));
+        add(text, format_args!("{name:<width$} {home:>7} {has:>7} {lent:>7} {could:>7} {least:>7}   {why}\n"));
     }
     let (lent, reserve) = (show_size(guests.lent_bytes), show_size(guests.reserve_bytes));
     add(
@@ -94,11 +95,11 @@ fn line(text: &mut String, vm: &HostVm, width: usize) {
         text,
         format_args!(
             "{:<width$} {:>7} {gets:>7} {by_weight:>7} {floor:>7} {:>6} {:>6} {error:>5} {saved:>9}   {}\n",
-            vm.name,
+            line_of(&vm.name),
             show_size(vm.has_bytes),
             percent(vm.miss_ratio),
             percent(vm.miss_ratio_then),
-            vm.why
+            line_of(&vm.why)
         ),
     );
 }
@@ -108,7 +109,7 @@ fn line(text: &mut String, vm: &HostVm, width: usize) {
 pub fn given_back(report: &HostReport, is_meant: impl Fn(&str) -> bool) -> (String, usize) {
     let absent = report.guests.iter().flat_map(|guests| &guests.absent).filter(|name| is_meant(name));
     let names = report.vms.iter().map(|vm| &vm.name).chain(absent.clone());
-    let width = names.map(|name| name.chars().count()).fold(NAME_WIDTH_MIN, usize::max);
+    let width = names.map(|name| line_of(name).chars().count()).fold(NAME_WIDTH_MIN, usize::max);
     let mut text = format!("{:<width$} {:>7} {:>7} {:>7}   {}\n", "VM", "TIER", "GUEST", "OF", "NOTE");
     let mut lacking = 0;
     for vm in &report.vms {
@@ -127,11 +128,13 @@ pub fn given_back(report: &HostReport, is_meant: impl Fn(&str) -> bool) -> (Stri
         };
         let (tier, home) = (show_size(vm.has_bytes), show_size(home));
         let has = guest.guest_bytes.map_or("-".into(), show_size);
-        add(&mut text, format_args!("{:<width$} {tier:>7} {has:>7} {home:>7}   {note}\n", vm.name));
+        let (name, note) = (line_of(&vm.name), line_of(note));
+        add(&mut text, format_args!("{name:<width$} {tier:>7} {has:>7} {home:>7}   {note}\n"));
     }
     for name in absent {
         lacking += 1;
         let note = "its VM process does not run: start it, and repeat the command";
+        let name = line_of(name);
         add(&mut text, format_args!("{name:<width$} {0:>7} {0:>7} {0:>7}   {note}\n", "-"));
     }
     match text.lines().count() {
@@ -154,8 +157,14 @@ fn add(text: &mut String, more: std::fmt::Arguments<'_>) {
     let _ = text.write_fmt(more);
 }
 
-/// Returns the text with a capital letter at its start.
+/// Returns all of a text in one line: the name of a file may have line breaks, and so may what another process says.
+fn line_of(text: &str) -> String {
+    one_line(text, usize::MAX)
+}
+
+/// Returns the text in one line, with a capital letter at its start.
 fn capital(text: &str) -> String {
+    let text = line_of(text);
     let mut characters = text.chars();
     characters.next().map(|first| first.to_uppercase().chain(characters).collect()).unwrap_or_default()
 }
@@ -203,6 +212,28 @@ mod tests {
         assert_eq!(lacking, 1);
         let note = "its VM process does not run: start it, and repeat the command";
         assert_eq!(lines, [format!("stopped          -       -       -   {note}")]);
+    }
+
+    #[test]
+    fn a_name_with_a_line_break_has_one_row() {
+        let guest = HostGuest { home_bytes: Some(1), why: "c\nd".into(), ..HostGuest::default() };
+        let vm = |name: &str| HostVm {
+            name: name.into(),
+            why: "a\nb".into(),
+            guest: Some(guest.clone()),
+            ..HostVm::default()
+        };
+        let guests = Some(HostGuests { absent: vec!["gone\n".into()], ..HostGuests::default() });
+        let report = HostReport { vms: vec![vm("ev\n"), vm("e\nv")], guests, ..HostReport::default() };
+        let (shown, (given, _)) = (text(&report), given_back(&report, |_| true));
+        let rows = |text: &str, name: &str, why: &str| {
+            text.lines().filter(|line| line.starts_with(&format!("{name:<11}")) && line.ends_with(why)).count()
+        };
+        for name in ["ev", "e v"] {
+            assert_eq!((rows(&shown, name, "   a b"), rows(&shown, name, "   c d")), (1, 1), "{shown}");
+            assert_eq!(rows(&given, name, "   c d"), 1, "{given}");
+        }
+        assert!(given.lines().count() == 4 && rows(&given, "gone", "repeat the command") == 1, "{given}");
     }
 
     #[test]
