@@ -136,6 +136,14 @@ mod tests {
         include_str!("../../../packaging/remoca-web.service"),
     ];
 
+    /// `remoca host` says so where somebody else has its lock.
+    #[test]
+    fn the_units_of_the_host_start_again_after_five_seconds_for_ever() {
+        for line in ["\nStartLimitIntervalSec=0\n", "\nRestart=on-failure\n", "\nRestartSec=5\n"] {
+            assert!(UNITS[1].contains(line), "{line}");
+        }
+    }
+
     #[test]
     fn a_unit_does_not_try_again_what_is_said_not_to_be_tried_again() {
         let folder = tempfile::tempdir().unwrap();

@@ -361,7 +361,8 @@ fn lock(paths: &Paths, directory: &Path) -> Result<HostLock> {
     std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
     HostLock::take(&paths.lock).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => anyhow!(
-            "another `remoca host` runs here: `remoca host status` shows what it does, and `remoca host --once` looks beside it"
+            "another `remoca host`, or a `remoca host give-back`, works here: `remoca host status` shows what it does. Wait until it has ended, then \
+             try again, as remoca-host.service does by itself every 5 s; `remoca host --once` looks beside it"
         ),
         _ => anyhow::Error::new(error).context(format!("cannot lock {}", paths.lock.display())),
     })

@@ -184,7 +184,7 @@ fn memory_moves_to_the_vm_that_gains_and_the_total_is_kept() {
 fn expect_one_daemon(host: &Path) {
     let sockets = host.to_str().unwrap();
     let second = run(&["host", "--total", "16M", "--apply", "--sockets", sockets]);
-    expect_refusal(&second, FAILURE, &["another `remoca host` runs here"]);
+    expect_refusal(&second, FAILURE, &["another `remoca host`, or a `remoca host give-back`, works here"]);
     assert_eq!(once(host, &["--total", "16M"]).vms.len(), 2);
 }
 

@@ -56,6 +56,15 @@ fn a_daemon_that_moves_no_memory_of_guests_is_not_asked() {
     }
 }
 
+/// Whoever gives back has the same lock as a daemon.
+#[test]
+fn a_daemon_that_starts_meanwhile_is_told_who_may_have_the_lock() {
+    let giving = Idle::start("local tier", true);
+    let [_, _, sockets, folder] = giving.arguments();
+    let refused = run(&["host", "--total", "16M", "--apply", sockets, folder]);
+    expect_refusal(&refused, FAILURE, &["or a `remoca host give-back`, works here", "try again"]);
+}
+
 #[test]
 fn a_daemon_that_ends_leaves_it_to_the_command() {
     let mut daemon = Idle::start("local tier", true);
