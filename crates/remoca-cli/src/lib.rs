@@ -15,6 +15,7 @@ mod log;
 mod look;
 mod memory;
 mod migrate;
+mod number;
 mod output;
 mod qcow2;
 mod runtime;

@@ -13,6 +13,7 @@ use remoca_server::{Config, Limits, ListenAddress, PageLocking, Server, StartErr
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::number::parse_whole;
 use crate::settings::file::{SERVE, Settings};
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
@@ -53,11 +54,11 @@ pub struct ServeArgs {
     no_lock: bool,
 
     /// Threads that serve clients [default: one per processor]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_whole::<usize>)]
     threads: Option<usize>,
 
     /// Maximum number of clients at a time
-    #[arg(long, value_name = "N", default_value_t = Limits::default().sessions)]
+    #[arg(long, value_name = "N", default_value_t = Limits::default().sessions, value_parser = parse_whole::<usize>)]
     max_clients: usize,
 
     /// A Unix socket for `remoca status --server`, which answers each connection with the status as JSON [default: `control` in

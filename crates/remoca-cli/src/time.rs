@@ -1,5 +1,6 @@
 //! Times as operators write them: `500ms`, `60s`, `5m`, `1h`; intervals of a screen are whole seconds.
 
+use crate::number::whole_in;
 use std::time::Duration;
 
 /// Parses a time of at most a month.
@@ -38,8 +39,7 @@ pub fn parse_seconds_of_day(text: &str) -> Result<u32, String> {
 }
 
 fn parse_seconds(text: &str, most: u32) -> Result<u32, String> {
-    let error = || format!("`{text}` is not a whole number of seconds from 1 to {most}");
-    text.parse().ok().filter(|seconds: &u32| (1..=most).contains(seconds)).ok_or_else(error)
+    whole_in("number of seconds", 1..=most)(text)
 }
 
 #[cfg(test)]

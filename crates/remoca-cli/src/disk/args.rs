@@ -2,6 +2,7 @@
 
 use super::{change, qcow2};
 use crate::group::parse_group;
+use crate::number::whole_in;
 use crate::settings::layers::Merged;
 use crate::settings::schema::Schema;
 use crate::settings::{Files, Folder, fields};
@@ -132,7 +133,8 @@ pub struct DiskArgs {
 
     /// Seconds to wait after a predecessor was killed, before an NBD image gets the requests that it had in flight, or those of a
     /// guest that begins anew: the image's server may still be working on the former
-    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 3,
+          value_parser = whole_in("number of seconds", 0_u64..=3600))]
     nbd_settle: u64,
 
     /// State file that keeps the cache warm across restarts; locked, readable only by its owner, as large as the index
@@ -165,7 +167,8 @@ pub struct DiskArgs {
 
     /// Longest time in microseconds to look for the next request before sleeping, as QEMU's I/O threads do. It saves the time to be
     /// woken where requests follow each other closely. 0 to 1000; 0: never look
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 32, value_parser = clap::value_parser!(u64).range(0..=1000))]
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 32,
+          value_parser = whole_in("number of microseconds", 0_u64..=1000))]
     poll_max_us: u64,
 
     /// Read a cached page from the disk only if the memory server fails, or takes at least 5 ms and twice the disk's time, even

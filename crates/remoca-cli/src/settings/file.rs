@@ -389,7 +389,10 @@ mod tests {
                 "version = 1\nsocket-group = 'no-such-group'\n",
                 &["F:2: socket-group: there is no group `no-such-group`"],
             ),
-            ("version = 1\nnbd-settle = 9999\n", &["F:2: nbd-settle: 9999 is not in 0..=3600"]),
+            (
+                "version = 1\nnbd-settle = 9999\n",
+                &["F:2: nbd-settle: `9999` is not a whole number of seconds from 0 to 3600"],
+            ),
             ("version = 1\ncache = \nbuffers = \n", &["F:2: ", "F:3: "]),
             ("version = 1\ncache = '1G'\ncache = '2G'\n", &["F:3: duplicate key"]),
             ("version = 1\ndisk = 'x'\n", &["F:2: disks are tables: [[disk]]"]),

@@ -5,6 +5,7 @@ mod page;
 mod text;
 
 use crate::form::Form;
+use crate::number::whole_in;
 use crate::size::parse_size;
 use crate::trace::{Opened, TraceFile, complete, read_all, removed_at_a_signal};
 use anyhow::{Context, Result, anyhow};
@@ -44,7 +45,7 @@ pub struct SimArgs {
     curve: Curve,
 
     /// Simulate one block of N, with as much less memory: for traces of very many blocks
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole_in("number", 1_u64..=4096))]
     one_of: u64,
 
     /// Limit on the memory of this command

@@ -7,6 +7,7 @@ pub mod server;
 mod table;
 
 use crate::form::Form;
+use crate::number::parse_whole;
 use crate::output::say;
 use crate::runtime;
 use crate::settings::Folder;
@@ -42,7 +43,7 @@ pub struct StatusArgs {
     interval: Option<u32>,
 
     /// Stop after this many repetitions [default: never]
-    #[arg(short, long, value_name = "N", requires = "interval")]
+    #[arg(short, long, value_name = "N", requires = "interval", value_parser = parse_whole::<u32>)]
     count: Option<u32>,
 
     /// Show everything, with each disk apart, not only one line per VM
