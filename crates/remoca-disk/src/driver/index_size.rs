@@ -282,6 +282,8 @@ impl IndexSize {
     fn wanted_layout(&self, engine: &Engine, guests: &Guests) -> Option<(Layout, bool)> {
         let status = engine.status();
         let wanted = TierSizes { cache: status.wanted, local: status.local_wanted }.sum();
+        // An index that came from another process may have no room for all of the cache yet.
+        let wanted = if status.enabled { wanted.max(self.tiers.sum()) } else { wanted };
         let (cache, memory) = (wanted.max(self.awaited), self.guest_memory(guests));
         let is_tried = |layout: &Layout| self.refused.as_ref().is_some_and(|(refused, _)| refused == layout);
         if cache.0 > 0

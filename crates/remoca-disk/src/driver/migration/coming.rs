@@ -60,6 +60,8 @@ impl Migration {
                 self.ownership.handle_linked(vm.host.now());
                 self.follow_queues(vm);
                 self.do_migration(vm);
+                // What was made for the index since the source connected was given back.
+                vm.fit_index(self.is_idle());
             }
             Err(why) => {
                 peer.refuse(&why);
@@ -217,9 +219,6 @@ impl Migration {
             vm.keep_in(state, &former, &self.config);
             vm.curves.keep_beside(vm.warmth.path());
         }
-        if is_warm {
-            self.aim_at_cache(vm);
-        }
         vm.tell_servers(Leaving::AtOnce);
         self.owes_mark = self.lock_reaches && !vm.guests.is_running();
         if !self.owes_mark {
@@ -259,15 +258,6 @@ impl Migration {
             }
         }
         is_assumed
-    }
-
-    /// Makes the index that came grow while the guest runs, if it has no room for the cache: its process had a smaller local tier, or no
-    /// cache. The cache gets its size then.
-    fn aim_at_cache(&self, vm: &mut Vm) {
-        let wanted = TierSizes { cache: self.config.cache, local: self.config.local }.sum();
-        if wanted > vm.engine.index().slot_limit() {
-            vm.size.aim_at(wanted);
-        }
     }
 
     fn resume(&mut self, received: Receipt, disks: &[Disk]) -> Option<Served> {

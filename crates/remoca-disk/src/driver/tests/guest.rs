@@ -3,14 +3,14 @@
 use super::{begin, config, parts};
 use crate::clock::{Clock, SystemClock};
 use crate::driver::guests::SECOND_LOOK;
-use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Source};
+use crate::driver::{Disk, Driver, Ended, Migration, Parts, Port, Source, TierSizes};
 use crate::handover::{Checking, Successor};
 use crate::migration::{HostPeers, Incoming, Peer, PeerNetwork};
 use crate::state::{self, Before, StateFile};
 use crate::testing::{FarEnd, Wanted, listening};
 use remoca_core::engine::{EngineConfig, Evicted};
 use remoca_core::migration::Message;
-use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, SlotIndex};
+use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount, SlotIndex};
 use remoca_frontend::device::Frontend;
 use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
@@ -401,6 +401,11 @@ impl PeerNetwork for Door {
 impl Door {
     /// Returns the far end of a connection over which the disk of a [`Bench`] is offered.
     fn offer(&self) -> FarEnd {
+        self.offer_that(false)
+    }
+
+    /// As [`Self::offer`]; `returns`: its process was given the disk, or gave it, over a connection that broke.
+    fn offer_that(&self, returns: bool) -> FarEnd {
         let (found, wake) = self.0.lock().unwrap().clone().expect("it listens");
         let (near, mut far) = FarEnd::pair(&wake);
         assert!(found.try_send(near).is_ok());
@@ -412,7 +417,7 @@ impl Door {
             has_port: false,
             lock_reaches: true,
             words: 1,
-            returns: false,
+            returns,
         };
         far.bring(&peer::frame(peer::kind::OFFER, &serde_json::to_vec(&offer).unwrap()));
         far.push();
@@ -437,6 +442,47 @@ fn a_guest_that_starts_in_the_turn_of_an_offer_has_the_peer_asked_for_its_disks(
         assert_eq!(far.take(), Some(Wanted::Frames(peer::message(message))));
     }
     assert_eq!(far.take(), None);
+}
+
+/// Returns a bench that has its disk, whose source is connected, and whose cache has no room for all its pages in the index that came.
+fn with_source_and_small_index() -> (Bench, FarEnd) {
+    let door = Door::default();
+    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
+        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
+        let peers = Box::new(door.clone());
+        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, false).unwrap();
+    });
+    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    bench.driver.vm.size.set_tiers(TierSizes { cache: PageCount(1 << 16), local: PageCount(0) });
+    let mut far = door.offer_that(true);
+    bench.driver.handle(Source::Migration, false);
+    assert_eq!(far.take(), Some(Wanted::Frames(peer::message(Message::Accept))));
+    assert!(bench.driver.vm.size.is_busy(), "it is not to get the disk");
+    (bench, far)
+}
+
+fn want(bench: &mut Bench, far: &mut FarEnd) {
+    far.bring(&peer::message(Message::Want));
+    far.push();
+    bench.driver.handle(Source::Migration, false);
+    assert!(bench.driver.migration.serves(), "the guest runs here");
+}
+
+/// It asks while memory for the index is being had, and is gone before the guest stops.
+#[test]
+fn a_source_that_asked_in_vain_leaves_no_small_cache() {
+    let (mut bench, mut far) = with_source_and_small_index();
+    want(&mut bench, &mut far);
+    bench.driver.take_index();
+    assert!(!bench.driver.vm.size.is_busy(), "what is about to go keeps its size");
+    far.end("gone");
+    far.push();
+    bench.driver.handle(Source::Migration, false);
+    assert!(bench.driver.vm.size.is_busy(), "it grows after all");
+    bench.driver.take_index();
+    bench.driver.end_move();
+    assert_eq!(bench.driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
+    assert_eq!(bench.driver.vm.engine.status().wanted, PageCount(1 << 16));
 }
 
 /// A hypervisor stops the devices of its guest one after the other. Until it has stopped all of them, the guest may run on.
