@@ -262,7 +262,12 @@ impl Migration {
                 self.linked_again(vm);
             }
             PeerFrame::Message(message) if linked => {
+                let was_wanted = self.ownership.is_wanted();
                 self.ownership.handle_message(vm.host.now(), message);
+                if !was_wanted && self.ownership.is_wanted() {
+                    // The index stops where it is, for as long as the peer waits.
+                    vm.size.refuse_clients();
+                }
                 self.do_migration(vm);
             }
             PeerFrame::State(header) if self.may_receive() => self.begin_receiving(vm, *header),

@@ -16,10 +16,10 @@ use remoca_frontend::testing::{Command, Options, TestGuest, Ticket};
 use remoca_frontend::vhost::{DeviceConfig, VhostDevice};
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::IoBuffer;
-use remoca_io::control::ControlServer;
+use remoca_io::control::{Answer, ControlServer};
 use remoca_io::socket::SocketSource;
 use remoca_io::wake::{self, Wake};
-use remoca_protocol::control::{DiskTraffic, Secret};
+use remoca_protocol::control::{DiskTraffic, Reply, Secret};
 use remoca_protocol::handover::StoreKind;
 use remoca_protocol::peer::{self, Offer, OfferedDisk};
 use remoca_protocol::{ErrorCode, ErrorReply, Frame, RequestId};
@@ -483,6 +483,22 @@ fn a_source_that_asked_in_vain_leaves_no_small_cache() {
     bench.driver.end_move();
     assert_eq!(bench.driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
     assert_eq!(bench.driver.vm.engine.status().wanted, PageCount(1 << 16));
+}
+
+/// The index may not move on for as long as the guest runs.
+#[test]
+fn a_command_does_not_wait_for_an_index_that_the_source_has_stopped() {
+    let (mut bench, mut far) = with_source_and_small_index();
+    bench.driver.take_index();
+    assert!(bench.driver.is_moving_index());
+    let (control, desk) = ControlServer::unattended(wake::new().unwrap(), None).unwrap();
+    let (client, _) = UnixStream::pair().unwrap();
+    let answer = desk.hand_in(remoca_protocol::control::Command::Rescan, client).unwrap();
+    bench.driver.vm.size.wait(control.next_request().unwrap());
+    want(&mut bench, &mut far);
+    assert!(!bench.driver.is_moving_index() && bench.driver.vm.size.is_busy());
+    let refused = answer.try_recv();
+    assert!(matches!(&refused, Ok(Answer::Reply(Reply::Error { error })) if error.contains("handed over")));
 }
 
 /// A hypervisor stops the devices of its guest one after the other. Until it has stopped all of them, the guest may run on.
