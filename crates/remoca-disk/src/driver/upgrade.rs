@@ -203,8 +203,10 @@ impl Upgrades {
         if !vm.guests.pause() && vm.host.time_since(pausing_since) < ANSWER_TIME_MAX {
             return None;
         }
+        let handover = self.hand_over(vm, control).inspect_err(|error| self.refuse(error, vm, control)).ok()?;
+        // Not before: a program that goes on as before records on.
         vm.in_flight.measured().end_client_within(TRACE_TIME_MAX);
-        self.hand_over(vm, control).inspect_err(|error| self.refuse(error, vm, control)).ok()
+        Some(handover)
     }
 
     /// Starts to drain when the only control client left is the one that waits for the upgrade, or when the others'

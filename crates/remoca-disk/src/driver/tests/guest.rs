@@ -8,6 +8,7 @@ use crate::handover::{Checking, Successor};
 use crate::migration::{HostPeers, Incoming, Peer, PeerNetwork};
 use crate::state::{self, Before, StateFile};
 use crate::testing::{FarEnd, Wanted, listening};
+use crate::trace::TraceWriter;
 use remoca_core::engine::{EngineConfig, Evicted};
 use remoca_core::migration::Message;
 use remoca_core::units::{BlockId, BlockNumber, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, PageCount, SlotIndex};
@@ -812,6 +813,8 @@ fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
         // It would not wait for ever.
         parts.clock = Box::new(StillClock(Instant::now()));
     });
+    let (_recorder, stream) = UnixStream::pair().unwrap();
+    bench.driver.vm.in_flight.measured().begin_client(TraceWriter::send(stream, Vec::new()).unwrap());
     let ticket = bench.submit(Command::Write { sector: 0, data: &[7; 4 * PAGE_SIZE] });
     bench.driver.begin_upgrade("/next");
     verdict.give(Ok(Successor { version: "next".into(), offers: None }));
@@ -836,6 +839,7 @@ fn an_upgrade_waits_for_all_of_a_request_that_was_begun() {
     bench.turn_until(|bench| !waits(bench));
     bench.turn();
     assert_eq!(bench.asked().len(), 1, "what came meanwhile is served");
+    assert!(bench.driver.vm.in_flight.measured().has_client(), "it records on");
 }
 
 /// A driver that looks for requests for an hour before it sleeps.
