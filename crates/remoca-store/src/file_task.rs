@@ -448,6 +448,19 @@ mod tests {
         assert!(matches!(both.next_call(), Call::Fallocate { offset: 8192, len: 4096, .. }));
         assert_eq!(both.handle_result(Ok(0)), Progress::Finished(Ok(())));
 
+        let durable = StoreOp::WriteZeroes { offset: 4608, len: 7680, may_unmap: false, durable: true };
+        let mut head = task(durable, false);
+        assert!(matches!(head.next_call(), Call::Write { offset: 4608, source, .. } if source.len() == 3584));
+        assert_eq!(head.handle_result(Err(libc::EINTR)), Progress::MoreCalls);
+        assert!(matches!(head.next_call(), Call::Write { offset: 4608, .. }));
+        assert_eq!(head.handle_result(Ok(3584)), Progress::MoreCalls);
+        assert!(
+            matches!(head.next_call(), Call::Fallocate { mode, offset: 8192, len: 4096 } if mode & libc::FALLOC_FL_ZERO_RANGE != 0)
+        );
+        assert_eq!(head.handle_result(Ok(0)), Progress::MoreCalls);
+        assert_eq!(head.next_call(), Call::SyncData);
+        assert!(matches!(task(durable, true).next_call(), Call::Fallocate { offset: 4608, len: 7680, .. }), "a device");
+
         let mut less = task(zeroes(512, 1024), false);
         assert!(matches!(less.next_call(), Call::Write { offset: 512, source, .. } if source.len() == 1024));
         assert_eq!(less.handle_result(Ok(1024)), Progress::Finished(Ok(())));
