@@ -361,7 +361,7 @@ impl Planner {
     /// Returns whether all VMs have more than the total with the reserve: guests took back more than that. The host has no more.
     fn is_beyond_reserve(&self, now: Duration) -> bool {
         let reserve_bytes = self.settings.guests.map_or(0, |terms| terms.reserve_bytes);
-        self.counted(now) > self.memory(now).total_bytes.saturating_add(reserve_bytes)
+        self.counted(now) > self.most(now).saturating_add(reserve_bytes)
     }
 
     fn make_plan(&mut self, at: Moment) {
@@ -372,11 +372,15 @@ impl Planner {
             self.log.forget_proposal();
             return;
         }
-        let memory = self.memory(at.now);
+        let (mut memory, most) = (self.memory(at.now), self.most(at.now));
+        if self.counted(at.now) > most {
+            memory.total_bytes = most;
+        }
         let names = self.present(at.now);
         let subjects: Vec<Subject<'_>> = names.iter().map(|name| self.subject(at.now, name, memory)).collect();
         let plan = Plan::new(&subjects, memory, self.settings.policy);
-        let moves = plan.as_ref().map(|plan| self.moves_of(at.now, &names, &subjects, plan)).unwrap_or_default();
+        let moves =
+            plan.as_ref().map(|plan| self.moves_of(at.now, &names, &subjects, plan, memory)).unwrap_or_default();
         self.plan = plan.map_err(|why| self.large_minimum(&names, memory).unwrap_or(why)).map(|plan| (names, plan));
         if moves.is_empty() {
             self.log.forget_proposal();
@@ -419,9 +423,16 @@ impl Planner {
         })
     }
 
-    /// Returns the changes that a plan asks for.
-    fn moves_of(&self, now: Duration, names: &[String], subjects: &[Subject<'_>], plan: &Plan) -> Vec<Move> {
-        let Memory { unit_bytes: unit, total_bytes } = self.memory(now);
+    /// Returns the changes that a plan for `memory` asks for.
+    fn moves_of(
+        &self,
+        now: Duration,
+        names: &[String],
+        subjects: &[Subject<'_>],
+        plan: &Plan,
+        memory: Memory,
+    ) -> Vec<Move> {
+        let Memory { unit_bytes: unit, total_bytes } = memory;
         // Those who have too much may be lying: nobody else gives anything before they have.
         let is_over = self.counted(now) > total_bytes;
         let may = |vm: &Subject<'_>, row: &Row| !is_over || row.target < vm.has && vm.has > row.baseline;

@@ -83,11 +83,11 @@ impl Planner {
         self.vms.get(name).is_some_and(|vm| !vm.is_absent(now))
     }
 
-    /// Returns a guest that lent memory to a former daemon and was not looked at from both sides by this one yet, if caches would be cut for
-    /// what it lends. They are not for a while after the start: its monitor or its VM process may just be late.
-    pub(super) fn unheard_lender(&self, now: Duration) -> Option<&str> {
+    /// Returns what guests lent to a former daemon that were not looked at from both sides by this one yet, and the first of them. Caches are
+    /// not cut for that for a while after the start: a monitor or a VM process may just be late.
+    pub(super) fn unheard(&self, now: Duration) -> (Option<&str>, u64) {
         if now >= DEAD_FOR || self.settings.guests.is_none() {
-            return None;
+            return (None, 0);
         }
         // Caches give up what the guest of a VM lent that is gone.
         let lends = |name: &String, guest: &KnownGuest| {
@@ -97,9 +97,19 @@ impl Planner {
         let unheard: Vec<_> =
             self.guests.iter().filter(|(name, guest)| lends(name, guest) && is_unheard(guest)).collect();
         let taken = unheard.iter().fold(0, |sum: u64, (_, guest)| sum.saturating_add(guest.taken()));
-        let (counted, total) = (self.counted(now), self.memory(now).total_bytes);
-        let is_for_them = counted > total && counted <= total.saturating_add(taken);
-        unheard.first().filter(|_| is_for_them).map(|(name, _)| name.as_str())
+        (unheard.first().map(|(name, _)| name.as_str()), taken)
+    }
+
+    /// Returns the most that all VMs may have: what is divided now, and what late guests lent.
+    pub(super) fn most(&self, now: Duration) -> u64 {
+        self.memory(now).total_bytes.saturating_add(self.unheard(now).1)
+    }
+
+    /// Returns a late guest if caches would be cut for nothing but what such guests lend.
+    pub(super) fn unheard_lender(&self, now: Duration) -> Option<&str> {
+        let counted = self.counted(now);
+        let is_for_them = counted > self.memory(now).total_bytes && counted <= self.most(now);
+        self.unheard(now).0.filter(|_| is_for_them)
     }
 
     /// Returns what is divided now: the total without the reserve, with what guests have lent.
@@ -153,7 +163,7 @@ impl Planner {
         let is_over = self.counted(at.now) > self.memory(at.now).total_bytes;
         if is_over {
             self.make_plan(at);
-            if self.intent.is_some() || self.unheard_lender(at.now).is_some() {
+            if self.intent.is_some() || self.unheard(at.now).0.is_some() {
                 return;
             }
         }

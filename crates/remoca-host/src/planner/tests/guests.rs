@@ -116,6 +116,24 @@ fn a_daemon_that_starts_cuts_no_cache_because_the_monitor_of_a_lender_is_late() 
     }
 }
 
+/// What another one took back meanwhile costs caches that, and not what the late one lends as well.
+#[test]
+fn caches_are_cut_for_what_a_guest_took_back_and_not_for_what_a_late_one_lends() {
+    let mut world = three_lent_to_one();
+    // No window is left.
+    world.run(10, |_| {});
+    let (before, held, now) = (sizes(&world), world.held(), world.looks);
+    let [late, taken_back] = [1, 2].map(|number| HOME - before[number].0);
+    world.guest("vm1").manner = Manner::Silent(now, 100);
+    world.guest("vm2").manner = Manner::Grabs(now + 1);
+    world.replace_daemon(Duration::from_secs(5));
+    world.run(5, |_| {});
+    let cut = held - world.held();
+    assert!((taken_back..taken_back + late).contains(&cut), "{cut} {:?} {before:?}", sizes(&world));
+    world.run(20, |_| {});
+    assert!(world.taken_of_host() <= signed(40 * UNIT), "{:?}", sizes(&world));
+}
+
 /// The sizes of the plan before it are not those that tiers get.
 #[test]
 fn while_guests_lend_no_plan_is_shown() {
