@@ -374,7 +374,7 @@ fn one_plan_is_applied_and_none_without_a_record() {
     gains.change(|manner| manner.cliff_mib = 14);
     gives.change(|manner| manner.mib = 4);
     let report = once(host.path(), &["--total", "32M", "--apply"]);
-    assert!(vm(&report, "gains").why.starts_with("a former daemon changed it"), "{report:?}");
+    assert!(vm(&report, "gains").why.starts_with("it was changed by a former daemon"), "{report:?}");
     assert_eq!(gains.now().mib, 12, "{report:?}");
     // A record that cannot be written: nothing is changed.
     std::fs::remove_file(host.path().join("remoca-host.record")).unwrap();

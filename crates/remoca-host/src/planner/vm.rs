@@ -267,17 +267,14 @@ impl KnownVm {
             return cannot(format!("it did not change its size as told (`remoca host log` says why); {wait}"));
         }
         let changed = self.changed_at.map(|at| now.saturating_sub(at)).filter(|passed| *passed < window);
-        let changed_text = |passed: Duration| {
+        let changed = changed.map(|passed| {
             let what = if self.is_untold { "it could not be told its new size" } else { "it was changed" };
-            format!("{what} {} s ago", passed.as_secs())
-        };
-        if let Some(passed) = changed.filter(|_| !is_urgent) {
-            let (why, left) = (changed_text(passed), time_left(window.saturating_sub(passed)));
-            return cannot(format!("{why}, and is not changed again for {left}"));
-        }
+            (format!("{what} {} s ago", passed.as_secs()), window.saturating_sub(passed))
+        });
         let held = self.held_until.and_then(|until| until.checked_sub(now)).filter(|left| !left.is_zero());
-        if let Some(left) = held.filter(|_| !is_urgent) {
-            return cannot(format!("a former daemon changed it, and it is not changed again for {}", time_left(left)));
+        let changed = changed.or_else(|| Some(("it was changed by a former daemon".into(), held?)));
+        if let Some((why, left)) = changed.as_ref().filter(|_| !is_urgent) {
+            return cannot(format!("{why}, and is not changed again for {}", time_left(*left)));
         }
         if let Some(why) = &self.mistake {
             // It may have a minimum that nobody knows.
@@ -295,7 +292,7 @@ impl KnownVm {
         let idle = now.saturating_sub(self.active_at);
         (idle >= STALE_AFTER)
             .then(|| (format!("its guest has read nothing for {} minutes", idle.as_secs() / 60), false))
-            .or_else(|| keeps(changed_text(changed?)))
+            .or_else(|| keeps(changed?.0))
     }
 
     /// Returns the VM as the division has it, if its guest has lent so much.
@@ -339,7 +336,7 @@ impl KnownVm {
 mod tests {
     use super::*;
     use crate::resource::Resource;
-    use crate::testing::status;
+    use crate::testing::{GRID, curve_status, status};
 
     #[test]
     fn a_size_that_was_told_counts_until_it_is_answered() {
@@ -468,6 +465,24 @@ mod tests {
         expect(&vm, 102, "it has not told", false);
         vm.hear_limits(Err("its file has a mistake".into()));
         expect(&vm, 103, "its file has a", false);
+    }
+
+    /// As one that this daemon changed: it is cut to its share, however little its curve says that it would lose.
+    #[test]
+    fn one_that_a_former_daemon_changed_lately_keeps_what_it_has_even_if_all_must_have_less() {
+        let (mut vm, window) = (KnownVm::new(Duration::ZERO, None), Duration::from_secs(60));
+        vm.hear_limits(Ok(Limits::default()));
+        let curve = Curve::new(&curve_status(|_| 0.5), GRID).unwrap();
+        for now_s in [1, 2] {
+            answer(&mut vm, now_s, |reading| reading.curve = Some(Ok(curve.clone())));
+        }
+        vm.note_former_change(Moment { now: Duration::from_secs(2), unix_s: 100 }, window, 90);
+        let bond = |now_s: u64, is_urgent| vm.bond(Duration::from_secs(now_s), window, 2, is_urgent);
+        let why = "it was changed by a former daemon";
+        assert_eq!(bond(3, true), Some((why.into(), false)));
+        let (text, is_stuck) = bond(3, false).unwrap();
+        assert!(is_stuck && text.starts_with(&format!("{why}, and is not changed again for ")), "{text}");
+        assert_eq!((bond(52, false), bond(52, true)), (None, None));
     }
 
     #[test]

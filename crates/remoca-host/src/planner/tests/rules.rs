@@ -54,7 +54,7 @@ fn the_window_of_a_vm_goes_on_after_a_restart_of_the_daemon() {
     world.replace_daemon(Duration::from_secs(5));
     world.run(3, |_| {});
     let report = world.planner.report(world.at);
-    assert!(vm(&report.vms, "vm0").why.starts_with("a former daemon changed it"), "{report:?}");
+    assert!(vm(&report.vms, "vm0").why.starts_with("it was changed by a former daemon"), "{report:?}");
     world.run(20, |world| assert!(world.steps.len() == steps || world.at.unix_s >= changed_s + 60));
     assert_eq!(sizes(&world), [67, 133]);
 }
