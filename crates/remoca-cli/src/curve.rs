@@ -44,7 +44,7 @@ pub fn run(args: &CurveArgs) -> Result<()> {
     let figures = Figures::of(&curve, args.server_latency.map(|ms| ms * 1000.0), SERVER_US);
     let text = match args.output {
         Form::Json => format!("{}\n", serde_json::to_string_pretty(&Shown { curve: &curve, figures: &figures })?),
-        Form::Table => text(&curve, &figures, is_unheard(&runtime::ask(&socket, Command::Status)?))?,
+        Form::Table => text(&curve, &figures, says_unheard(&socket))?,
     };
     Ok(output().write_all(text.as_bytes())?)
 }
@@ -61,6 +61,12 @@ fn ask(socket: &Path, name: &str, disk: Option<String>) -> Result<CurveStatus> {
         }
         Reply::Error { error } => bail!("{error}"),
     }
+}
+
+/// Returns whether the process says that it waits for an agent that it never heard of. One that says nothing by now has told its curve
+/// all the same.
+fn says_unheard(socket: &Path) -> bool {
+    runtime::ask(socket, Command::Status).is_ok_and(|status| is_unheard(&status))
 }
 
 /// Returns whether the process waits for an agent that it never heard of.
@@ -141,9 +147,29 @@ mod tests {
     use super::*;
     use remoca_protocol::control::ForecastStatus;
     use remoca_view::testing::{curve, full_status};
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
 
     fn shown(curve: &CurveStatus) -> String {
         text(curve, &Figures::of(curve, None, SERVER_US), false).unwrap()
+    }
+
+    #[test]
+    fn the_curve_of_a_process_that_ends_meanwhile_is_shown() {
+        let socket = std::env::temp_dir().join(format!("remoca-curve-{}.ctl", std::process::id()));
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).unwrap();
+        let process = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+            drop(listener);
+            stream.write_all(&serde_json::to_vec(&Reply::Curve(Box::new(curve()))).unwrap()).unwrap();
+        });
+        let name = socket.to_str().unwrap().to_owned();
+        let shown = run(&CurveArgs { name, disk: None, server_latency: None, output: Form::Table });
+        process.join().unwrap();
+        std::fs::remove_file(&socket).unwrap();
+        shown.unwrap();
     }
 
     #[test]
