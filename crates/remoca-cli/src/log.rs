@@ -69,8 +69,8 @@ struct Minute {
 }
 
 impl Limit {
-    /// Counts a line of `place`. Returns whether it is written, and how many were left out before it.
-    fn count(&self, place: &'static Metadata<'static>, now: Instant) -> (bool, u64) {
+    /// Counts a line of `place`. Returns which one of its minute it is, and how many were left out before it.
+    fn count(&self, place: &'static Metadata<'static>, now: Instant) -> (u64, u64) {
         // All of the map is valid at every moment, so a panic elsewhere does not corrupt it.
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let minute = places.entry(std::ptr::from_ref(place).addr()).or_insert(Minute { began: now, lines: 0 });
@@ -80,7 +80,7 @@ impl Limit {
             *minute = Minute { began: now, lines: 0 };
         }
         minute.lines += 1;
-        (minute.lines <= LINES_MAX, left_out)
+        (minute.lines, left_out)
     }
 }
 
@@ -90,12 +90,16 @@ impl<S: Subscriber> Layer<S> for Limit {
         if *place.level() > Level::INFO {
             return true;
         }
-        let (is_written, left_out) = self.count(place, Instant::now());
+        let (lines, left_out) = self.count(place, Instant::now());
         if left_out > 0 {
             put(format!("{left_out} lines like the next one were left out: more than {LINES_MAX} in a minute\n")
                 .as_bytes());
         }
-        is_written
+        // There may be no later line that could say so.
+        if lines == LINES_MAX {
+            put(format!("lines like the next one are left out after it: {LINES_MAX} in a minute\n").as_bytes());
+        }
+        lines <= LINES_MAX
     }
 }
 
@@ -217,9 +221,34 @@ mod tests {
         );
         let places = seen.lock().unwrap().clone();
         let (began, later) = (Instant::now(), Instant::now() + MINUTE);
-        let written = (0..LINES_MAX + 5).filter(|_| limit.count(places[0], began).0).count() as u64;
-        assert_eq!((written, limit.count(places[1], began)), (LINES_MAX, (true, 0)));
-        assert_eq!((limit.count(places[0], later), limit.count(places[0], later)), ((true, 5), (true, 0)));
+        let lines: Vec<_> = (0..LINES_MAX + 5).map(|_| limit.count(places[0], began)).collect();
+        assert_eq!(
+            (lines[0], lines.last(), limit.count(places[1], began)),
+            ((1, 0), Some(&(LINES_MAX + 5, 0)), (1, 0))
+        );
+        assert_eq!((limit.count(places[0], later), limit.count(places[0], later)), ((1, 5), (2, 0)));
+    }
+
+    /// Tests that a flood that ends is told of, without a line that comes later.
+    #[test]
+    fn a_place_that_writes_too_much_is_told_of_at_once() {
+        const CHILD: &str = "REMOCA_TEST_OF_LOG";
+        if std::env::var_os(CHILD).is_some() {
+            let log = tracing_subscriber::fmt::layer().with_writer(|| Line);
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(Limit::default()).with(log), || {
+                (0..LINES_MAX + 5).for_each(|number| tracing::info!("line {number}"));
+            });
+            return;
+        }
+        let name = "log::tests::a_place_that_writes_too_much_is_told_of_at_once";
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        let file = std::env::temp_dir().join(format!("remoca-log-{}", std::process::id()));
+        child.args(["--exact", name]).env(CHILD, "1").stderr(std::fs::File::create(&file).unwrap());
+        assert!(child.output().unwrap().status.success());
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let count = |words: &str| text.lines().filter(|line| line.contains(words)).count() as u64;
+        assert_eq!((count("line "), count("are left out after it")), (LINES_MAX, 1), "{text}");
     }
 
     /// Tests a pipe that cannot be opened again, such as one of another user.
