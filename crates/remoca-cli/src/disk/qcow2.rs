@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use remoca_disk::start::{DiskOptions, WrongOptions};
+use remoca_io::socket::{PATH_BYTES_MAX, SocketError};
 use remoca_store::OnLostConnection;
 use std::path::{Path, PathBuf};
 
@@ -13,12 +14,20 @@ pub fn socket(control: &Path, name: &str) -> PathBuf {
 /// Has the disk with a qcow2 image use what the unit remoca-qcow2@ serves.
 ///
 /// # Errors
-/// If there are several: the unit serves one.
+/// If there are several: the unit serves one. If its socket would have too long a path.
 pub fn redirect(disks: &mut [DiskOptions], control: &Path, name: &str) -> Result<()> {
     let mut images = disks.iter_mut().filter(|disk| disk.is_qcow2);
     if let Some(disk) = images.next() {
+        let path = socket(control, name);
+        let length = path.as_os_str().len();
+        if length > PATH_BYTES_MAX {
+            let error = SocketError::PathTooLong { path, length };
+            return Err(anyhow::Error::from(error)
+                .context("the VM's name is too long for a qcow2 image")
+                .context(WrongOptions));
+        }
         disk.qcow2_image = Some(disk.image.clone());
-        disk.image = format!("nbd+unix:///?socket={}", socket(control, name).display());
+        disk.image = format!("nbd+unix:///?socket={}", path.display());
         if !disk.write_through {
             // qemu-nbd has tables of the image in its memory until a flush.
             disk.on_loss = OnLostConnection::FailFlush;
@@ -36,6 +45,19 @@ pub fn redirect(disks: &mut [DiskOptions], control: &Path, name: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Its control socket may be seven bytes shorter. No start of the unit would ever make this one.
+    #[test]
+    fn a_name_that_is_too_long_for_the_socket_of_its_image_is_refused() {
+        let redirected = |length: usize| {
+            let name = "x".repeat(length);
+            let mut disks = [DiskOptions { is_qcow2: true, ..DiskOptions::new("/b.qcow2".into()) }];
+            redirect(&mut disks, Path::new("/run/remoca/x.ctl"), &name)
+        };
+        redirected(84).unwrap();
+        let error = format!("{:#}", redirected(85).unwrap_err());
+        assert!(error.contains("name is too long for a qcow2 image") && error.contains("has 108 bytes"), "{error}");
+    }
 
     #[test]
     fn one_qcow2_image_of_a_vm_is_served_by_the_unit() {
