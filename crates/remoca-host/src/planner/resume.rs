@@ -24,7 +24,16 @@ impl Planner {
         };
         let given = intent.moves.iter().filter(|change| change.side == Side::Guest && change.stage == Stage::Begun);
         let given: Vec<String> = given.filter(|change| !change.takes()).map(|change| change.vm.clone()).collect();
+        let was_told = |change: &&Move| change.side == Side::Tier && change.stage == Stage::Begun;
+        let told: Vec<String> = intent.moves.iter().filter(was_told).map(|change| change.vm.clone()).collect();
+        let told_s = intent.at_s;
         let mut resumed = intent.resumed(is_young, wanted);
+        // What was told when the daemon died is not among the changes on record.
+        for name in told {
+            if let Some(vm) = self.vms.get_mut(&name) {
+                vm.note_former_change(at, self.settings.window, told_s.max(vm.changed_s));
+            }
+        }
         // What a balloon was to be told when the daemon died counts as told. A daemon that looks at no guests does not tell it.
         for name in given {
             if resumed.of(&name, Side::Guest).is_none() || !self.guests.contains_key(&name) {

@@ -59,6 +59,22 @@ fn the_window_of_a_vm_goes_on_after_a_restart_of_the_daemon() {
     assert_eq!(sizes(&world), [67, 133]);
 }
 
+/// The record is written before a command, and has no time of it.
+#[test]
+fn a_vm_that_was_told_when_the_daemon_was_killed_has_a_window_too() {
+    for kill in [0, 1] {
+        let mut world = World::new(vec![honest(Shape::Cliff(130), 100), honest(Shape::Flat(50), 100)]);
+        world.kills.insert(kill, (false, Duration::from_secs(5)));
+        while world.steps.len() <= kill {
+            world.run(1, |_| {});
+        }
+        let name = world.steps[kill].1.vm.clone();
+        world.run(2, |_| {});
+        let report = world.planner.report(world.at);
+        assert!(vm(&report.vms, &name).why.starts_with("it was changed by a former daemon"), "{name}: {report:?}");
+    }
+}
+
 #[test]
 fn nothing_is_said_to_be_as_it_should_be_of_vms_that_keep_what_they_have() {
     let blind = || Process::new(Shape::Flat(50), Nature::Blind, 100);
