@@ -23,7 +23,7 @@ pub struct Summary {
     pub lost: u64,
     /// Number of disks that records are of.
     pub disks: u64,
-    /// Time from the first to the last request of each program that recorded it, added up.
+    /// Time from the first to the last request: in our own format that of each program that recorded it, added up.
     pub seconds: f64,
     /// Reads that the cache answered while it was recorded; `None` if that is not known.
     pub recorded_cache_reads: Option<u64>,
@@ -38,7 +38,8 @@ pub struct Summary {
     seen: Vec<bool>,
 }
 
-/// A record that had ended so long before others had begun is the first of another program: its times begin at 0 again.
+/// A record of our own format that had ended so long before others had begun is the first of another program: its times begin at 0
+/// again.
 const RESTART_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, Debug, Default)]
@@ -58,9 +59,9 @@ struct Mean {
 }
 
 impl Times {
-    fn note(&mut self, record: &TraceRecord) {
+    fn note(&mut self, record: &TraceRecord, may_restart: bool) {
         let ended_ns = record.issued_ns.saturating_add(record.latency_ns);
-        if ended_ns.saturating_add(RESTART_NS) < self.last_ns {
+        if may_restart && ended_ns.saturating_add(RESTART_NS) < self.last_ns {
             self.former_ns = self.recorded_ns();
             (self.first_ns, self.last_ns) = (None, 0);
         }
@@ -86,15 +87,16 @@ impl Mean {
 }
 
 impl Summary {
-    /// Counts the records of a batch. `knows_cache`: whether the format tells what a cache answered.
-    pub fn note(&mut self, batch: &Batch, knows_cache: bool) {
+    /// Counts the records of a batch. `is_ours`: whether they are of our own format. It tells what a cache answered, and the next program
+    /// that records into the same file begins at 0 again.
+    pub fn note(&mut self, batch: &Batch, is_ours: bool) {
         self.lost += batch.lost;
         self.skipped += batch.skipped;
-        batch.records.iter().for_each(|record| self.note_record(record));
+        batch.records.iter().for_each(|record| self.note_record(record, is_ours));
         let times = &self.times;
         self.seconds = times.recorded_ns() as f64 / 1e9;
         (self.recorded_disk_ms, self.recorded_cache_ms) = (times.disk.get(), times.cache.get());
-        self.recorded_cache_reads = knows_cache.then_some(times.cache.count);
+        self.recorded_cache_reads = is_ours.then_some(times.cache.count);
     }
 
     /// Returns the number of requests.
@@ -110,10 +112,10 @@ impl Summary {
         self.disks += u64::from(!std::mem::replace(&mut self.seen[disk], true));
     }
 
-    fn note_record(&mut self, record: &TraceRecord) {
+    fn note_record(&mut self, record: &TraceRecord, is_ours: bool) {
         self.note_disk(usize::from(record.disk));
         let times = &mut self.times;
-        times.note(record);
+        times.note(record, is_ours);
         self.partial += u64::from(record.is_partial);
         match record.op {
             TracedOp::Read => {
@@ -158,6 +160,17 @@ mod tests {
         assert_eq!(seconds_after(&[record(5 * S, S), record(3600 * S, S), record(10 * S, 3595 * S)]), 3595.0);
         assert_eq!(seconds_after(&[record(S, 0), record(S / 2, 2 * S), record(61 * S, 0)]), 3655.5);
         assert_eq!(seconds_after(&[record(0, 0), record(30 * S, S)]), 3685.5);
+    }
+
+    /// Those of several disks may be one after the other.
+    #[test]
+    fn times_of_other_formats_may_go_back() {
+        const S: u64 = 1_000_000_000;
+        let record = |issued_ns| TraceRecord { issued_ns, ..TraceRecord::of_bytes(TracedOp::Read, 0, 4096) };
+        let records = vec![record(10 * S), record(100 * S), record(0), record(60 * S)];
+        let mut summary = Summary::default();
+        summary.note(&Batch { records, ..Batch::default() }, false);
+        assert_eq!(summary.seconds, 100.0);
     }
 
     #[test]

@@ -19,9 +19,9 @@ pub fn run(file: &TraceFile, output: &Path, replaces: bool) -> Result<()> {
     let cannot = || format!("cannot write {}", output.display());
     let mut writer = Writer::new(BufWriter::new(unfinished)).with_context(cannot)?;
     let mut summary = Summary::default();
-    let knows_cache = opened.source.format() == Format::Remoca;
+    let is_ours = opened.source.format() == Format::Remoca;
     let cut = read_all(&mut opened, |batch| {
-        summary.note(batch, knows_cache);
+        summary.note(batch, is_ours);
         writer.write(batch).with_context(cannot)
     })?;
     let unfinished = writer.finish().with_context(cannot)?.into_inner().map_err(|error| error.into_error());
