@@ -10,12 +10,14 @@ use super::open::{
 use super::options::{DiskOptions, Options, PortOptions, is_nbd_uri};
 use super::settings::checked_cache;
 use super::wrong::WrongOptions;
+use crate::migration::Mark;
 use crate::state;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::lock::ImageLock;
 use remoca_protocol::port::PORT_SERIAL;
+use remoca_store::OpenErrorKind;
 use std::path::Path;
 
 /// What an operator does to change what a running process cannot.
@@ -91,7 +93,7 @@ pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
         }
         refuse_other_qcow2_images(options, former)?;
         refuse_other_sockets(options, former)?;
-        if former.incoming.is_none() && options.incoming.is_some() {
+        if former.incoming.is_none() && options.incoming.is_some() && !are_elsewhere(former) {
             bail!("it had its disks, and would wait for them with --incoming: {ADVICE}");
         }
         refuse_other_marks(options, former)?;
@@ -116,6 +118,18 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     refuse_other_marks(options, former)?;
     let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
     check_change(options, former, &running)
+}
+
+/// Returns whether another process has the disks of one that was killed: they had gone there.
+fn are_elsewhere(former: &Options) -> bool {
+    if !super::are_files(former.disks.iter().map(|disk| &*disk.image)) {
+        return former.is_named && Mark::beside(&former.control, false).says_gone();
+    }
+    // Their locks tell.
+    former.disks.iter().any(|disk| {
+        let Ok(target) = store_target(disk, true, former) else { return false };
+        open_store(&target, ImageLock::default()).is_err_and(|error| error.kind == OpenErrorKind::InUse)
+    })
 }
 
 /// Refuses the first image that is no file for a process that waits for its disks: the mark that says that they came is then another one.
@@ -241,6 +255,33 @@ mod tests {
     use super::super::options::Incoming;
     use super::super::settings::tests::options;
     use super::*;
+
+    /// Its file is to have them come back, and nothing else removes what the killed process left.
+    #[test]
+    fn a_killed_process_whose_disks_had_gone_may_wait_for_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, image) = (folder.path().join("s"), folder.path().join("image"));
+        let _left = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        let is_refused = |image: &str| {
+            let disks = vec![DiskOptions { socket: Some(socket.clone()), ..DiskOptions::new(image.into()) }];
+            let incoming = Some(Incoming { endpoint: "tcp:b:1".parse().unwrap(), key: None });
+            let with = |incoming| Options {
+                control: folder.path().join("vm.ctl"),
+                disks: disks.clone(),
+                incoming,
+                ..options(&[], 0)
+            };
+            let checked = check_restart(&with(incoming), &with(None));
+            checked.is_err_and(|error| error.to_string().starts_with("it had its disks"))
+        };
+        let (file, server) = (image.display().to_string(), "nbd://server");
+        assert!(is_refused(&file) && is_refused(server));
+        let target = store_target(&DiskOptions::new(file.clone()), true, &options(&[], 0)).unwrap();
+        let _elsewhere = open_store(&target, ImageLock::default()).unwrap();
+        Mark::beside(&folder.path().join("vm.ctl"), false).disks_go().unwrap();
+        assert!(!is_refused(&file) && !is_refused(server));
+    }
 
     /// The mark at which a killed process sees that its disks came is another one when not all images are files.
     #[test]
