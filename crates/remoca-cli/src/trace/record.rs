@@ -166,9 +166,8 @@ fn start(socket: &Path, name: &str) -> Result<(Status, BufReader<UnixStream>)> {
 /// Returns whether a signal has arrived that ends the recording. SIGHUP does, of a terminal that is closed, but not with `nohup`.
 fn is_asked_to_stop(signals: &Signals) -> bool {
     let no_time = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-    let has_arrived = |signal: &OwnedFd| {
-        poll(&mut [PollFd::new(signal, PollFlags::IN)], Some(&no_time)).is_ok_and(|count| count > 0)
-    };
+    let has_arrived =
+        |signal: &OwnedFd| poll(&mut [PollFd::new(signal, PollFlags::IN)], Some(&no_time)).is_ok_and(|count| count > 0);
     has_arrived(&signals.stop) || has_arrived(&signals.hangup) && !ignores_hangup()
 }
 
