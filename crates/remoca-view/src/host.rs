@@ -2,6 +2,7 @@
 
 use crate::ask::PATIENCE;
 use crate::text::{one_line, show_date};
+use crate::vm::Heard;
 use remoca_io::show::show_size;
 use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
 use serde::Serialize;
@@ -15,9 +16,6 @@ use tokio::time::timeout;
 
 /// Longest text of the daemon that is shown, in characters.
 const TEXT_MAX: usize = 400;
-
-/// Report of the daemon that runs, or in words that it does not answer.
-pub type Heard = Result<HostReport, String>;
 
 /// Asks the daemon for its report, and remembers that it still waits for one: a daemon that is stopped would otherwise find a queue full
 /// of clients, and so would `remoca host status`.

@@ -290,9 +290,9 @@ fn median(latency: Option<&NormalLatency>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::Heard;
     use crate::snapshot::Taker;
     use crate::testing::{full_snapshot, full_status, host_report, snapshot, status};
+    use crate::vm::Heard;
     use remoca_protocol::control::MigrationStatus;
     use remoca_protocol::host::HostReport;
     use serde_json::json;

@@ -6,6 +6,7 @@ use crate::history::History;
 use crate::lately::Lately;
 use crate::shown::Shown;
 use remoca_protocol::control::CurveStatus;
+use remoca_protocol::host::HostReport;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,6 +30,9 @@ pub struct Vm {
     #[serde(skip)]
     pub history: History,
 }
+
+/// Report of the host's daemon, or in words that one is there and does not answer.
+pub type Heard = Result<HostReport, String>;
 
 /// Why a process does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

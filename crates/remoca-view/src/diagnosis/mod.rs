@@ -15,11 +15,10 @@ pub use guest::{agent, attached, memory, needs_memory};
 
 use crate::figures::Figures;
 use crate::finding::{Finding, Level};
-use crate::host::Heard;
 use crate::lately::Lately;
 use crate::shown::Shown;
 use crate::text::count_of;
-use crate::vm::{Silence, Vm};
+use crate::vm::{Heard, Silence, Vm};
 use found::Found;
 use remoca_protocol::control::Status;
 use serde::{Deserialize, Serialize};
