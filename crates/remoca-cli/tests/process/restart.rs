@@ -413,10 +413,10 @@ fn a_state_file_belongs_to_one_process() {
     let link = machine.folder.path().join("link");
     std::os::unix::fs::symlink(&image, &link).unwrap();
     let (code, error) = start(&link);
-    assert_eq!(code, Some(1));
+    assert_eq!(code, Some(78));
     assert!(error.contains("cannot be the state file"), "{error}");
     let (code, error) = start(&image);
-    assert_eq!(code, Some(1), "others may read it");
+    assert_eq!(code, Some(78), "others may read it");
     assert!(error.contains("cannot be the state file"), "{error}");
     assert_eq!(std::fs::read(&image).unwrap(), vec![1; BLOCK]);
     expect_right(&mut machine);

@@ -330,6 +330,7 @@ fn nobody_waits_for_disks_without_a_key() {
         assert!(!Path::new(&at("in")).exists(), "it does not listen");
     };
     std::fs::write(at("vm.state"), "what a former process left").unwrap();
+    std::fs::set_permissions(at("vm.state"), std::fs::Permissions::from_mode(0o600)).unwrap();
     let to = format!("unix:{}", at("in"));
     refused(&["--incoming", &to], &["--incoming-key FILE", "remoca migrate --new-key"]);
     refused(&["--incoming", "tcp:127.0.0.1:7", "--incoming-key", &at("none")], &["cannot read the key"]);

@@ -59,7 +59,10 @@ pub fn check_state(options: &Options) -> Result<()> {
 /// If it cannot; the text says why.
 fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<()> {
     check_options(options)?;
-    check_state(options)?;
+    // The former one is passed on open, whatever its mode is by now.
+    if options.state != former.state {
+        check_state(options)?;
+    }
     let is_known = |disk: &DiskOptions, position| known.contains(&&*disk.name_at(position));
     let unknown = options.disks.iter().zip(0..).filter(|(disk, position)| !is_known(disk, *position));
     let new_sockets: Vec<&Path> = unknown.clone().filter_map(|(disk, _)| disk.socket.as_deref()).collect();
