@@ -71,8 +71,6 @@ pub struct TraceWriter {
     frame: FrameEncoder,
     /// Whether the guest's evictions are recorded in `frame`.
     sees_evictions: bool,
-    /// Records lost since the last frame that was kept.
-    untold: u32,
     lost: u64,
     /// Time for which [`Self::end`] waits for the thread.
     patience: Duration,
@@ -159,9 +157,9 @@ impl TraceWriter {
             raise(&of_thread.wake);
         })?;
         let frames = Some(frames);
-        let (frame, sees_evictions, untold, lost) = (FrameEncoder::new(), false, 0, 0);
+        let (frame, sees_evictions, lost) = (FrameEncoder::new(), false, 0);
         let patience = PATIENCE;
-        Ok(Self { frames, frame, sees_evictions, untold, lost, patience, shared, wake_up, outcome })
+        Ok(Self { frames, frame, sees_evictions, lost, patience, shared, wake_up, outcome })
     }
 
     /// Appends one record, or loses it. `sees_evictions`: whether the guest's evictions are recorded now.
@@ -185,19 +183,17 @@ impl TraceWriter {
         if records == 0 {
             return;
         }
-        let told = std::mem::take(&mut self.untold);
+        let told = self.shared.untold.swap(0, Ordering::AcqRel);
         let bytes = self.frame.finish(told, self.sees_evictions);
         let Some(frames) = &self.frames else { return };
         self.shared.owed.fetch_add(records, Ordering::AcqRel);
-        let Err(refused) = frames.try_send(Encoded { bytes, records }) else {
-            return self.shared.untold.store(0, Ordering::Release);
-        };
+        let Err(refused) = frames.try_send(Encoded { bytes, records }) else { return };
         self.shared.settle(records);
         match refused {
             TrySendError::Full(_) => {
                 // The frame has 32 bits for it: that many or more.
-                self.untold = u32::try_from(u64::from(told) + records).unwrap_or(u32::MAX);
-                self.shared.untold.store(self.untold, Ordering::Release);
+                let untold = u32::try_from(u64::from(told) + records).unwrap_or(u32::MAX);
+                self.shared.untold.store(untold, Ordering::Release);
                 self.lost += records;
             }
             // The thread has logged the reason.

@@ -180,13 +180,7 @@ impl IndexMemory {
 
 /// Checks that the host has `bytes` bytes of memory available. Succeeds if the host does not report that.
 pub fn check_available(bytes: usize) -> io::Result<()> {
-    match available_bytes() {
-        Some(available) if bytes > available => {
-            let message = format!("it would take {} MiB, of {} MiB available", bytes >> 20, available >> 20);
-            Err(io::Error::new(io::ErrorKind::OutOfMemory, message))
-        }
-        _ => Ok(()),
-    }
+    check_share(bytes, 1, "of")
 }
 
 /// Checks that `bytes` bytes are at most half of the memory that the host has available. Succeeds if the host does not report that.
@@ -194,10 +188,14 @@ pub fn check_available(bytes: usize) -> io::Result<()> {
 /// # Errors
 /// If they are more.
 pub fn check_half_available(bytes: usize) -> io::Result<()> {
+    check_share(bytes, 2, "more than half of")
+}
+
+/// Checks that `bytes` bytes are at most one `part` of the memory that is available. `of` says in words what they are more than.
+fn check_share(bytes: usize, part: usize, of: &str) -> io::Result<()> {
     match available_bytes() {
-        Some(available) if bytes > available / 2 => {
-            let message =
-                format!("it would take {} MiB, more than half of the {} MiB available", bytes >> 20, available >> 20);
+        Some(available) if bytes > available / part => {
+            let message = format!("it would take {} MiB, {of} {} MiB available", bytes >> 20, available >> 20);
             Err(io::Error::new(io::ErrorKind::OutOfMemory, message))
         }
         _ => Ok(()),
@@ -304,7 +302,7 @@ mod tests {
         let available = available_bytes().unwrap();
         assert!(check_half_available(available / 4).is_ok());
         let text = check_half_available(available / 4 * 3).unwrap_err().to_string();
-        assert!(text.contains(" MiB, more than half of the "), "{text}");
+        assert!(text.contains(" MiB, more than half of "), "{text}");
     }
 
     #[test]

@@ -25,11 +25,25 @@ pub(super) const ZERO_CHUNK_LEN: usize = 256 * 1024;
 /// look like the work of another program.
 const BLOCK_LEN: u64 = 4096;
 
-/// Returns offset and length of the whole blocks in a range; the length may be 0.
-fn whole_blocks((offset, len): (u64, u64)) -> (u64, u64) {
-    let start = offset.next_multiple_of(BLOCK_LEN);
-    let end = (offset + len) / BLOCK_LEN * BLOCK_LEN;
-    (start, end.saturating_sub(start))
+/// A stage, with offset and length of what it is about.
+type Part = (Stage, (u64, u64));
+
+/// Returns the first part of a discard or of zeroes in a range of a file, and those that follow, the last one first. Zeroes of a part of a
+/// block are written; a discard leaves it as it is.
+fn parts(stage: Stage, (offset, len): (u64, u64)) -> (Part, Vec<Part>) {
+    let end = offset + len;
+    let (start_of_whole, end_of_whole) = (offset.next_multiple_of(BLOCK_LEN), end / BLOCK_LEN * BLOCK_LEN);
+    let whole = (start_of_whole, end_of_whole.saturating_sub(start_of_whole));
+    if stage == Stage::DiscardByHole {
+        return ((if whole.1 == 0 { Stage::Nothing } else { stage }, whole), Vec::new());
+    }
+    if whole.1 == 0 {
+        return ((Stage::WriteZeroes, (offset, len)), Vec::new());
+    }
+    let (head, tail) = ((offset, start_of_whole - offset), (end_of_whole, end - end_of_whole));
+    let mut left = vec![(stage, whole)];
+    left.extend([tail, head].into_iter().filter(|(_, len)| *len > 0).map(|part| (Stage::WriteZeroes, part)));
+    (left.pop().unwrap_or((stage, whole)), left)
 }
 
 /// Returns `len` page-aligned zeroes. `len` is at most [`ZERO_CHUNK_LEN`].
@@ -53,8 +67,8 @@ pub(super) struct FileTask {
     stage: Stage,
     /// Offset and length of what this stage is about.
     part: (u64, u64),
-    /// What follows when that is done: the last element first.
-    parts_left: Vec<(Stage, (u64, u64))>,
+    /// What follows when that is done, the last one first.
+    parts_left: Vec<Part>,
     /// Bytes of the part done in this stage.
     done: u64,
     retries: u32,
@@ -157,31 +171,10 @@ impl FileTask {
             StoreOp::WriteZeroes { may_unmap: false, .. } => Stage::ZeroRange,
         };
         let range = operation.range().unwrap_or_default();
-        let (mut part, mut stage, mut parts_left) = (range, stage, Vec::new());
-        let whole = whole_blocks(range);
-        match stage {
-            Stage::DiscardByHole => {
-                part = whole;
-                if whole.1 == 0 {
-                    stage = Stage::Nothing;
-                }
-            }
-            Stage::PunchHole | Stage::ZeroRange if !image.is_block_device && whole != range => {
-                if whole.1 > 0 {
-                    let (end, whole_end) = (range.0 + range.1, whole.0 + whole.1);
-                    parts_left.push((stage, whole));
-                    parts_left.extend((end > whole_end).then_some((Stage::WriteZeroes, (whole_end, end - whole_end))));
-                    parts_left
-                        .extend((whole.0 > range.0).then_some((Stage::WriteZeroes, (range.0, whole.0 - range.0))));
-                    if let Some(first) = parts_left.pop() {
-                        (stage, part) = first;
-                    }
-                } else {
-                    stage = Stage::WriteZeroes;
-                }
-            }
-            _ => {}
-        }
+        let ((stage, part), parts_left) = match stage {
+            Stage::DiscardByHole | Stage::PunchHole | Stage::ZeroRange if !image.is_block_device => parts(stage, range),
+            _ => ((stage, range), Vec::new()),
+        };
         let purpose = Purpose::Operation { token, operation };
         Self { buffer, part, parts_left, ..Self::aside(purpose, stage, image) }
     }
@@ -327,6 +320,7 @@ impl FileTask {
         }
     }
 
+    /// Begins the next part of the operation, or ends it after the last one.
     fn next_part(&mut self) -> Progress {
         let Some(next) = self.parts_left.pop() else { return self.sync_if_durable() };
         (self.stage, self.part) = next;

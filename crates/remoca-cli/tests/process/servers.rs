@@ -6,7 +6,10 @@ use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
 use super::support::wait_until;
+use remoca_protocol::{Frame, Hello, PageCount, RequestId, Token, VERSIONS};
 use remoca_store::testing::hold_port;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 const USAGE: i32 = 2;
@@ -228,6 +231,30 @@ fn a_donor_is_emptied() {
     machine.run(20);
     assert_eq!(pool_at(&machine), Some(addresses[1].clone()), "a longer list is no reason to move");
     machine.finish();
+}
+
+/// A VM that wants more than it has asks again and again.
+#[test]
+fn who_only_asks_what_a_server_could_give_is_no_session_in_its_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let path = server.address.strip_prefix("unix:").unwrap();
+    for (epoch, asks_alone) in [(1, true), (2, false)] {
+        let mut bytes = Vec::new();
+        Frame::Hello(Hello { versions: VERSIONS, token: Token([7; 16]), epoch }).encode(&mut bytes);
+        if !asks_alone {
+            Frame::SetSize { request: RequestId(1), npages: PageCount(1) }.encode(&mut bytes);
+        }
+        Frame::Bye.encode(&mut bytes);
+        let mut socket = UnixStream::connect(path).unwrap();
+        socket.write_all(&bytes).unwrap();
+        let answered = socket.read_to_end(&mut Vec::new()).unwrap();
+        assert!(answered > 0);
+    }
+    wait_until("its end is told", || server.program.log().contains("session ended"));
+    let log = server.program.log();
+    let told = ["session begins", "session ended"].map(|words| log.matches(words).count());
+    assert!(told == [1, 1] && log.contains("epoch=2"), "{log}");
 }
 
 #[test]

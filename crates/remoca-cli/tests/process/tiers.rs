@@ -393,6 +393,8 @@ fn a_local_tier_can_be_added_to_a_running_process() {
     expect_refusal(&run(&list), FAILURE, &["beside a local tier"]);
     run_until_both_hit(&mut machine, 100);
     assert!(run(&["set", control.to_str().unwrap(), "--local", "0"]).status.success());
+    wait_until("it is left", || machine.program.log().contains("left the memory server at local:"));
+    assert!(machine.program.log().contains("no local tier is wanted any more"), "{}", machine.program.log());
     assert!(run(&list).status.success());
     machine.run_until("the pool of the list is there", |machine| {
         matches!(&machine.status().pools[..], [pool] if pool.is_mapped && !pool.is_local_tier && pool.hits > 0)

@@ -123,7 +123,7 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     check_change(options, former, &running)
 }
 
-/// Returns whether another process has the disks of one that was killed: they had gone there.
+/// Returns whether the disks of a killed process are with another one, to which they had gone before.
 fn are_elsewhere(former: &Options) -> bool {
     if !super::are_files(former.disks.iter().map(|disk| &*disk.image)) {
         return former.is_named && Mark::beside(&former.control, false).says_gone();

@@ -15,8 +15,8 @@ use remoca_lab::figures::{self, Figure};
 use remoca_protocol::control::CurveGrid;
 use serde::Serialize;
 
-/// What all guests boot with; a balloon leaves them the sizes below. More than the largest of these: a guest without a balloon keeps more files
-/// than its size says.
+/// What all guests boot with; a balloon leaves them the sizes below. More than the largest of these: a guest without a balloon reads a loop
+/// otherwise (decision 0038).
 const BOOT_MIB: u32 = 224;
 const GUEST_MIB: u32 = 96;
 const PRESENT_MIB: u32 = 144;
