@@ -63,33 +63,6 @@ impl EngineStart {
 }
 
 impl StateFile {
-    /// Adds a disk of `bytes` bytes to the engine. Returns its number and the error of its failed flush, if its image had
-    /// one when a disk last had it. Returns `None` if no number is free.
-    pub fn add_disk(
-        &self,
-        engine: &mut Engine,
-        disk: &DiskIdentity,
-        bytes: u64,
-        swap: bool,
-    ) -> Option<(DiskIndex, Option<i32>)> {
-        let failed = failures_of(&self.header, engine, disk.image).next();
-        let errno = failed.and_then(|number| self.header.flush_failed(number));
-        let number = match failed.filter(|number| engine.is_unused(*number)) {
-            Some(number) => {
-                engine.describe_disk(number, bytes, swap);
-                number
-            }
-            None => engine.add_disk(bytes, swap)?,
-        };
-        self.header.set_disk_name(number, disk.name);
-        Some((number, errno))
-    }
-
-    /// Removes a disk from the engine and from the file. Its failed flush stays with its image.
-    pub fn remove_disk(&self, engine: &mut Engine, number: DiskIndex) {
-        remove(Some(&self.header), engine, number);
-    }
-
     /// Records failed flushes of images, except of those that disks have: these are `here`, with their numbers.
     pub fn keep_failed_flushes(&self, engine: &mut Engine, failed: &[FailedFlush], here: &[(DiskIndex, [u64; 3])]) {
         let taken: Vec<_> = here.iter().map(|(number, _)| *number).collect();
