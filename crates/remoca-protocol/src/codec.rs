@@ -63,24 +63,6 @@ impl Frame<'_> {
             Frame::TakeBack { npages } => put(out, kind::TAKEBACK, [0, npages.0, 0], &[]),
         }
     }
-
-    /// Returns the number of bytes of the frame on the wire.
-    #[must_use]
-    pub fn encoded_len(&self) -> usize {
-        HEADER_BYTES
-            + match self {
-                Frame::Hello(_) => size_of::<HelloPayload>(),
-                Frame::Welcome(_) => size_of::<WelcomePayload>(),
-                Frame::SendPage { .. } => PAGE_SIZE,
-                Frame::SetSize { .. }
-                | Frame::Sized { .. }
-                | Frame::Request { .. }
-                | Frame::Move { .. }
-                | Frame::Error(_)
-                | Frame::Bye
-                | Frame::TakeBack { .. } => 0,
-            }
-    }
 }
 
 /// Checks the kind, the length and the fields that must be zero of a header. Returns the length of the payload in

@@ -13,7 +13,6 @@ fn golden(frame: Frame<'_>, expected: &str) {
     let mut bytes = Vec::new();
     frame.encode(&mut bytes);
     assert_eq!(hex(&bytes), expected.split_whitespace().collect::<String>());
-    assert_eq!(bytes.len(), frame.encoded_len());
     assert_eq!(decode(&bytes), Ok(Some((frame, bytes.len()))));
 }
 

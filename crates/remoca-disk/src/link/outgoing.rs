@@ -327,8 +327,7 @@ mod tests {
             Ok(bytes.len())
         })
         .unwrap();
-        let request = Frame::Request { request: RequestId(9), slot: SlotIndex(1) }.encoded_len();
-        assert_eq!(pieces[0], FRAME_BYTES - 1 + request);
+        assert_eq!(pieces[0], FRAME_BYTES - 1 + HEADER_BYTES);
         assert!(pieces[1..].iter().all(|piece| *piece <= PIECE_BYTES));
     }
 }
