@@ -50,19 +50,6 @@ enum Agent {
     Trickles,
 }
 
-/// State of the three sources.
-#[derive(Debug)]
-struct Sources {
-    has_port: bool,
-    agent: Agent,
-    /// Blocks read since the agent's last page.
-    blocks_since_eviction: u64,
-    /// Blocks read, and pages evicted meanwhile, since the agent was judged last.
-    read: u64,
-    evicted: u64,
-    frames: Frames,
-}
-
 /// Whether frames hold known content, measured in windows.
 #[derive(Debug)]
 struct Frames {
@@ -75,79 +62,16 @@ struct Frames {
     known: u32,
 }
 
-impl Sources {
-    fn new(has_port: bool, frame_sample: u32) -> Self {
-        let frames = Frames { sample: frame_sample, pay: false, passed: 0, looked: 0, known: 0 };
-        let agent = if has_port { Agent::Works } else { Agent::Silent };
-        Self { has_port, agent, blocks_since_eviction: 0, read: 0, evicted: 0, frames }
-    }
-
-    #[inline]
-    fn takes_reads(&self) -> bool {
-        self.agent != Agent::Works && !self.frames.pay
-    }
-
-    fn admission(&self) -> Admission {
-        match (self.agent, self.frames.pay) {
-            (Agent::Works, _) => Admission::Evictions,
-            (_, true) => Admission::Frames,
-            (_, false) => Admission::Reads,
-        }
-    }
-
-    /// Notes a page of the agent that stands for `pages` evicted ones.
-    fn note_eviction(&mut self, pages: u32) {
-        self.blocks_since_eviction = 0;
-        self.evicted += u64::from(pages);
-        if self.agent == Agent::Silent && self.has_port {
-            self.judge_as(Agent::Works);
-        }
-    }
-
-    /// Notes `blocks` read, wherever from. The agent no longer counts as working if more than `resident` of them, the blocks that the
-    /// guest's memory holds, came since its last page, or many times as many as it sent pages.
-    fn note_read(&mut self, blocks: u64, resident: u64) {
-        self.blocks_since_eviction += blocks;
-        self.read += blocks;
-        match self.agent {
-            Agent::Works if self.blocks_since_eviction > resident => self.judge_as(Agent::Silent),
-            Agent::Works if self.read > resident.max(TRICKLE_READS) => self.judge_by(TRICKLE_SHARE),
-            Agent::Trickles if self.read > TRICKLE_READS => self.judge_by(RETURN_SHARE),
-            Agent::Works | Agent::Silent | Agent::Trickles => {}
-        }
-    }
-
-    fn judge_by(&mut self, share: u64) {
-        let works = self.evicted * share >= self.read;
-        self.judge_as(if works { Agent::Works } else { Agent::Trickles });
-    }
-
-    fn judge_as(&mut self, agent: Agent) {
-        (self.agent, self.read, self.evicted) = (agent, 0, 0);
-    }
-
-    fn examines_frames(&self) -> bool {
-        self.agent != Agent::Works && self.frames.sample > 0
-    }
-
-    fn wants_frame(&mut self) -> bool {
-        if !self.examines_frames() {
-            return false;
-        }
-        self.frames.passed = (self.frames.passed + 1) % self.frames.sample;
-        self.frames.pay || self.frames.passed == 0
-    }
-
+impl Frames {
     /// Counts a frame, and decides at the end of a window whether frames pay. They start to pay if more than a quarter
     /// of the frames hold known content, and stop if at most a sixteenth do.
-    fn note_frame(&mut self, known: bool) {
-        let frames = &mut self.frames;
-        frames.looked += 1;
-        frames.known += u32::from(known);
-        if frames.looked >= if frames.pay { WINDOW } else { PROBE_WINDOW } {
-            let least = if frames.pay { frames.looked / 16 } else { frames.looked / 4 };
-            frames.pay = frames.known > least;
-            (frames.looked, frames.known) = (0, 0);
+    fn note(&mut self, known: bool) {
+        self.looked += 1;
+        self.known += u32::from(known);
+        if self.looked >= if self.pay { WINDOW } else { PROBE_WINDOW } {
+            let least = if self.pay { self.looked / 16 } else { self.looked / 4 };
+            self.pay = self.known > least;
+            (self.looked, self.known) = (0, 0);
         }
     }
 }
@@ -181,57 +105,95 @@ impl Feedback {
     }
 }
 
-/// Admission policy: the state of the sources, and the feedback to the agent.
+/// Admission policy: the state of the three sources, and the feedback to the agent.
 #[derive(Debug)]
 pub(super) struct Admit {
-    sources: Sources,
+    has_port: bool,
+    agent: Agent,
+    /// Blocks read since the agent's last page.
+    blocks_since_eviction: u64,
+    /// Blocks read, and pages evicted meanwhile, since the agent was judged last.
+    read: u64,
+    evicted: u64,
+    frames: Frames,
     feedback: Feedback,
     /// Number of reads whose blocks were offered.
-    reads: u64,
+    offered: u64,
 }
 
 impl Admit {
     pub(super) fn new(has_port: bool, frame_sample: u32) -> Self {
-        Self { sources: Sources::new(has_port, frame_sample), feedback: Feedback::default(), reads: 0 }
+        let frames = Frames { sample: frame_sample, pay: false, passed: 0, looked: 0, known: 0 };
+        let agent = if has_port { Agent::Works } else { Agent::Silent };
+        let feedback = Feedback::default();
+        Self { has_port, agent, blocks_since_eviction: 0, read: 0, evicted: 0, frames, feedback, offered: 0 }
     }
 
     /// Returns the source of the pages that enter the cache now.
     pub(super) fn admission(&self) -> Admission {
-        self.sources.admission()
+        match (self.agent, self.frames.pay) {
+            (Agent::Works, _) => Admission::Evictions,
+            (_, true) => Admission::Frames,
+            (_, false) => Admission::Reads,
+        }
     }
 
     /// Returns whether what is read is admitted: [`Admission::Reads`].
     #[inline]
     pub(super) fn takes_reads(&self) -> bool {
-        self.sources.takes_reads()
+        self.agent != Agent::Works && !self.frames.pay
     }
 
     /// Notes `blocks` read, wherever from. The agent no longer counts as working if more than `resident` of them, the blocks that the
     /// guest's memory holds, came since its last page, or many times as many as it sent pages.
     pub(super) fn note_read(&mut self, blocks: u64, resident: u64) {
-        self.sources.note_read(blocks, resident);
-    }
-
-    /// Counts a read whose blocks are admitted, and returns the end of the queue at which they enter.
-    pub(super) fn place_of_read(&mut self) -> Place {
-        self.reads += 1;
-        if self.reads.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }
-    }
-
-    /// Returns whether any frames are examined.
-    pub(super) fn examines_frames(&self) -> bool {
-        self.sources.examines_frames()
-    }
-
-    /// Returns whether to examine the frame that a read is about to overwrite.
-    pub(super) fn wants_frame(&mut self) -> bool {
-        self.sources.wants_frame()
+        self.blocks_since_eviction += blocks;
+        self.read += blocks;
+        match self.agent {
+            Agent::Works if self.blocks_since_eviction > resident => self.judge_as(Agent::Silent),
+            Agent::Works if self.read > resident.max(TRICKLE_READS) => self.judge_by(TRICKLE_SHARE),
+            Agent::Trickles if self.read > TRICKLE_READS => self.judge_by(RETURN_SHARE),
+            Agent::Works | Agent::Silent | Agent::Trickles => {}
+        }
     }
 
     /// Notes a page of the agent that stands for `pages` evicted ones. An agent that was silent works if there is an eviction port; one
     /// that trickles, if it sends enough.
     pub(super) fn note_eviction(&mut self, pages: u32) {
-        self.sources.note_eviction(pages);
+        self.blocks_since_eviction = 0;
+        self.evicted += u64::from(pages);
+        if self.agent == Agent::Silent && self.has_port {
+            self.judge_as(Agent::Works);
+        }
+    }
+
+    fn judge_by(&mut self, share: u64) {
+        let works = self.evicted * share >= self.read;
+        self.judge_as(if works { Agent::Works } else { Agent::Trickles });
+    }
+
+    fn judge_as(&mut self, agent: Agent) {
+        (self.agent, self.read, self.evicted) = (agent, 0, 0);
+    }
+
+    /// Counts a read whose blocks are admitted, and returns the end of the queue at which they enter.
+    pub(super) fn place_of_read(&mut self) -> Place {
+        self.offered += 1;
+        if self.offered.is_multiple_of(BIMODAL) { Place::Tail } else { Place::Head }
+    }
+
+    /// Returns whether any frames are examined.
+    pub(super) fn examines_frames(&self) -> bool {
+        self.agent != Agent::Works && self.frames.sample > 0
+    }
+
+    /// Returns whether to examine the frame that a read is about to overwrite.
+    pub(super) fn wants_frame(&mut self) -> bool {
+        if !self.examines_frames() {
+            return false;
+        }
+        self.frames.passed = (self.frames.passed + 1) % self.frames.sample;
+        self.frames.pay || self.frames.passed == 0
     }
 
     /// Counts the outcome for a page that the agent sent, in `stats` and for the advice to the agent.
@@ -259,7 +221,7 @@ impl Admit {
             Evicted::Dropped => &mut stats.frames_dropped,
             Evicted::PassedOver => &mut stats.frames_passed_over,
         } += 1;
-        self.sources.note_frame(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
+        self.frames.note(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
     }
 
     /// Sets of how many classes of pages the agent sends one.
