@@ -83,15 +83,14 @@ struct Feedback {
     matched: u32,
     /// Advice: 0 to send every page, or N to send one page in N.
     one_of: u32,
-    /// Number of classes of pages of which the agent sends one; 0 or 1 if it sends all.
-    classes: u32,
 }
 
 impl Feedback {
-    fn note(&mut self, matched: bool) {
+    /// Counts a page of an agent that sends one class of pages of `classes`, and decides at the end of a window what it is advised.
+    fn note(&mut self, matched: bool, classes: u32) {
         self.received += 1;
         self.matched += u32::from(matched);
-        let window = (ADVICE_WINDOW / self.one_of.max(self.classes).max(1)).max(64);
+        let window = (ADVICE_WINDOW / self.one_of.max(classes).max(1)).max(64);
         if self.received < window {
             return;
         }
@@ -196,8 +195,9 @@ impl Admit {
         self.frames.pay || self.frames.passed == 0
     }
 
-    /// Counts the outcome for a page that the agent sent, in `stats` and for the advice to the agent.
-    pub(super) fn count_evicted(&mut self, evicted: Evicted, stats: &mut EngineStats) {
+    /// Counts the outcome for a page that the agent sent, in `stats` and for the advice to the agent. It sends one class of pages of
+    /// `classes`.
+    pub(super) fn count_evicted(&mut self, evicted: Evicted, classes: u32, stats: &mut EngineStats) {
         stats.evictions_reported += 1;
         *match evicted {
             Evicted::Admit(_) => &mut stats.evictions_admitted,
@@ -207,7 +207,7 @@ impl Admit {
             Evicted::Dropped => &mut stats.evictions_dropped,
             Evicted::PassedOver => &mut stats.evictions_passed_over,
         } += 1;
-        self.feedback.note(evicted != Evicted::Unmatched);
+        self.feedback.note(evicted != Evicted::Unmatched, classes);
     }
 
     /// Counts the outcome for the page in a frame, in `stats` and for the decision whether frames pay.
@@ -222,11 +222,6 @@ impl Admit {
             Evicted::PassedOver => &mut stats.frames_passed_over,
         } += 1;
         self.frames.note(!matches!(evicted, Evicted::Zero | Evicted::Unmatched));
-    }
-
-    /// Sets of how many classes of pages the agent sends one.
-    pub(super) fn see_class_of(&mut self, classes: u32) {
-        self.feedback.classes = classes;
     }
 
     /// Returns the advice to the agent: 0 to send every page, or N to send one page in N.
@@ -262,14 +257,14 @@ mod tests {
     #[test]
     fn the_less_an_agent_sends_the_fewer_pages_its_advice_is_derived_from() {
         let pages_until_advice = |classes: u32| {
-            let mut feedback = Feedback { classes, ..Feedback::default() };
+            let mut feedback = Feedback::default();
             let pages = (1..=ADVICE_WINDOW).find(|_| {
-                feedback.note(false);
+                feedback.note(false, classes);
                 feedback.one_of > 0
             });
             (pages, feedback.one_of)
         };
-        assert_eq!([0, 1, 4, 128].map(pages_until_advice), [4096, 4096, 1024, 64].map(|pages| (Some(pages), 4)));
+        assert_eq!([1, 4, 128].map(pages_until_advice), [4096, 1024, 64].map(|pages| (Some(pages), 4)));
     }
 
     #[test]

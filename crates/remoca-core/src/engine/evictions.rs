@@ -40,7 +40,7 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         self.admit.note_eviction(self.advice().max(self.agent_classes).max(1));
         self.follow_classes();
         let evicted = self.judge(content.0);
-        self.admit.count_evicted(evicted, &mut self.stats);
+        self.admit.count_evicted(evicted, self.agent_classes, &mut self.stats);
         evicted
     }
 
@@ -69,7 +69,6 @@ impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
         if std::mem::replace(&mut self.agent_classes, classes) != classes {
             self.follow_change();
         }
-        self.admit.see_class_of(self.agent_classes);
         self.follow_classes();
     }
 
