@@ -249,8 +249,8 @@ impl MissRatioCurve {
     /// Returns whether a block is in the sample now.
     #[inline]
     #[must_use]
-    pub fn samples(&self, block: BlockId) -> bool {
-        self.priorities.below(block, self.threshold).is_some()
+    pub fn samples(&mut self, block: BlockId) -> bool {
+        self.find(block, Priority(self.threshold)).is_some()
     }
 
     /// Lowers the share of the blocks that is sampled to at most `rate`, for the rest of the curve's life.

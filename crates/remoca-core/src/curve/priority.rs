@@ -83,7 +83,7 @@ impl Priorities {
         kept >> 8 == group && top(name, kept) > threshold >> (8 * (BYTES - 1))
     }
 
-    /// Returns the priority of the block of this name, or `None` if it is not below `threshold`, as [`Self::below`] does. Keeps what was drawn.
+    /// Returns the priority of the block of this name, or `None` if it is not below `threshold`. Keeps what was drawn.
     pub(super) fn find(&mut self, name: u64, threshold: u64) -> Option<u64> {
         let near = self.drawn_near(name >> 8);
         if top(name, near) > threshold >> (8 * (BYTES - 1)) {
@@ -120,18 +120,6 @@ impl Priorities {
         drawn
     }
 
-    /// Returns the priority of `block`, or `None` if it is not below `threshold`.
-    pub(super) fn below(&self, block: BlockId, threshold: u64) -> Option<u64> {
-        let name = name(block);
-        let top = self.byte(name, 0);
-        // Most blocks end here.
-        if top > threshold >> (8 * (BYTES - 1)) {
-            return None;
-        }
-        let priority = self.complete(name, top);
-        (priority < threshold).then_some(priority)
-    }
-
     /// Returns the block that has this priority.
     pub(super) fn block(&self, priority: u64) -> BlockId {
         // From the top byte of the name down: each is drawn with those above it.
@@ -142,20 +130,6 @@ impl Priorities {
             above << 8 | u64::from(byte.reverse_bits() ^ low)
         });
         BlockId { disk: disk_of(name), bno: BlockNumber(name & BNO_MASK) }
-    }
-
-    /// Returns the priority whose top byte is `top`.
-    fn complete(&self, name: u64, top: u64) -> u64 {
-        (1..BYTES).fold(top, |above, level| above << 8 | self.byte(name, level))
-    }
-
-    /// Returns the byte that `level` bytes of a priority are above.
-    #[inline]
-    fn byte(&self, name: u64, level: u32) -> u64 {
-        let above = name >> (8 * (level + 1));
-        let drawn = self.hash(above | u64::from(level) << 48);
-        let [low, ..] = (name >> (8 * level) ^ drawn).to_le_bytes();
-        low.reverse_bits().into()
     }
 
     /// Returns the SipHash-1-3 of the lower seven bytes of `message`.

@@ -12,7 +12,7 @@ fn block(number: u64) -> BlockId {
 }
 
 fn priority_of(block: BlockId) -> u64 {
-    Priorities::new(&KEY).below(block, priority::ALL).unwrap()
+    Priorities::new(&KEY).find(priority::name(block), priority::ALL).unwrap()
 }
 
 /// Pseudorandom numbers (xorshift).
@@ -384,12 +384,12 @@ fn without_reads_there_is_no_curve() {
 
 #[test]
 fn one_of_aligned_neighbours_is_sampled_at_each_power_of_256() {
-    let priorities = Priorities::new(&KEY);
+    let mut priorities = Priorities::new(&KEY);
     for first in [0, 1 << 16, 77 << 16, ((1 << 24) - 1) << 16] {
-        let sampled = |threshold| {
+        let mut sampled = |threshold| {
             let blocks = (first..first + (1 << 16)).map(|bno| BlockId { disk: DiskIndex(4095), bno: BlockNumber(bno) });
-            let bnos = blocks.filter_map(|block| priorities.below(block, threshold).map(|_| block.bno.0));
-            bnos.collect::<Vec<u64>>()
+            let sampled = blocks.filter(|block| priorities.find(priority::name(*block), threshold).is_some());
+            sampled.map(|block| block.bno.0).collect::<Vec<u64>>()
         };
         assert_eq!(sampled(priority::ALL >> 16).len(), 1);
         let groups: Vec<u64> = sampled(priority::ALL >> 8).iter().map(|bno| bno / 256).collect();
@@ -410,8 +410,9 @@ fn no_stride_is_avoided_and_keys_choose_differently() {
     for stride in [1_u64, 2, 8, 256, 4096, 32_768, 1 << 20] {
         let blocks = || (0..4000).map(|at| BlockId { disk: DiskIndex(1), bno: BlockNumber(at * stride) });
         let sample = |key: u8| -> BTreeSet<u64> {
-            let priorities = Priorities::new(&[key; 16]);
-            blocks().filter(|block| priorities.below(*block, threshold).is_some()).map(|block| block.bno.0).collect()
+            let mut priorities = Priorities::new(&[key; 16]);
+            let sampled = blocks().filter(|block| priorities.find(priority::name(*block), threshold).is_some());
+            sampled.map(|block| block.bno.0).collect()
         };
         let samples: Vec<_> = (0..50).map(sample).collect();
         let mean = samples.iter().map(|sample| sample.len() as f64).sum::<f64>() / 50.;
@@ -497,7 +498,7 @@ proptest! {
             for bno in [first, first ^ 1, first ^ 0x100] {
                 let block = BlockId { disk: DiskIndex(disk), bno: BlockNumber(bno) };
                 let (name, threshold) = (priority::name(block), 1 << bits);
-                let found = kept.below(block, threshold);
+                let found = Priorities::new(&KEY).find(name, threshold);
                 prop_assert!(found.is_none() || !kept.leaves_out(name, threshold), "nothing is left out that is followed");
                 prop_assert_eq!(kept.find(name, threshold), found);
                 // From then on the group is known.

@@ -328,8 +328,8 @@ impl Curves {
         }
     }
 
-    pub(super) fn is_sampled(&self, block: BlockId) -> bool {
-        let own = self.disks.get(&block.disk);
+    pub(super) fn is_sampled(&mut self, block: BlockId) -> bool {
+        let own = self.disks.get_mut(&block.disk);
         self.vm.curve.samples(block) || own.is_some_and(|watched| watched.curve.samples(block))
     }
 
