@@ -2,9 +2,8 @@
 //! still be there after each restart: a wrong index, or a guest's request. The next process therefore checks how many
 //! deaths there were.
 
-use super::boot_id;
+use super::{Clock, boot_id};
 use remoca_io::{narrow, small_file};
-use rustix::time::{ClockId, clock_gettime};
 use std::path::{Path, PathBuf};
 
 /// How long a death counts, ...
@@ -60,7 +59,7 @@ impl Deaths {
 
     /// Records a death. A failure to write the record is ignored: the process dies in any case.
     pub fn note(&self) {
-        self.note_at(now_ns());
+        self.note_at(Clock::now().boot_ns);
     }
 
     /// Forgets all deaths: a process has ended as it should.
@@ -72,7 +71,7 @@ impl Deaths {
     /// Returns how the next process is to start.
     #[must_use]
     pub fn caution(&self) -> Caution {
-        Caution::after(self.since(now_ns()).len())
+        Caution::after(self.since(Clock::now().boot_ns).len())
     }
 
     fn note_at(&self, now_ns: u64) {
@@ -100,13 +99,6 @@ impl Deaths {
     }
 }
 
-/// Returns the time since the host was booted, in nanoseconds. It includes the time for which the host was suspended.
-fn now_ns() -> u64 {
-    let time = clock_gettime(ClockId::Boottime);
-    let [seconds, nanoseconds] = [time.tv_sec, time.tv_nsec].map(i64::cast_unsigned);
-    seconds * 1_000_000_000 + nanoseconds
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,7 +108,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let deaths = Deaths::beside(&folder.path().join("vm.state"));
         let caution = |now| Caution::after(deaths.since(now).len());
-        let (start, step) = (now_ns(), 10_000_000_000);
+        let (start, step) = (Clock::now().boot_ns, 10_000_000_000);
         let mut seen = Vec::new();
         for number in 0..10 {
             deaths.note_at(start + number * step / 2);
