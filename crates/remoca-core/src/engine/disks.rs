@@ -7,10 +7,10 @@ use super::discarded::Discarded;
 use super::overlap::Overlaps;
 use super::swap::SwapAreas;
 use super::types::{GuestOp, RequestId};
-use crate::index::{CacheIndex, DiskState};
+use crate::index::{CacheIndex, DiskState, Words};
 use crate::rules::Rules;
 use crate::units::{BlockId, ByteRange, DiskIndex, PAGE_SIZE, PAGE_SIZE_U64, whole_blocks};
-use std::ops::{DerefMut, Range};
+use std::ops::Range;
 
 #[derive(Debug, Default)]
 struct Disk {
@@ -49,7 +49,7 @@ impl Disks {
     }
 
     /// Restores the disks that are leaving from the index of the previous process.
-    pub(super) fn restore<M: DerefMut<Target = [u32]>>(&mut self, index: &CacheIndex<M>) {
+    pub(super) fn restore<M: Words>(&mut self, index: &CacheIndex<M>) {
         self.leaving = index.disks().filter(|disk| index.disk_state(*disk) == DiskState::Leaving).collect();
     }
 
@@ -58,10 +58,7 @@ impl Disks {
     ///
     /// # Panics
     /// If the disk that has the number is leaving.
-    pub(super) fn describe<M>(&mut self, disk: DiskIndex, bytes: u64, swap: bool, index: &mut CacheIndex<M>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn describe<M: Words>(&mut self, disk: DiskIndex, bytes: u64, swap: bool, index: &mut CacheIndex<M>) {
         let number = usize::from(disk.0);
         if self.disks.len() <= number {
             self.disks.resize_with(number + 1, Disk::default);
@@ -81,10 +78,13 @@ impl Disks {
     }
 
     /// Sets the size of a disk. `swap` declares all of it a swap area, or not; `None` leaves that as it is.
-    pub(super) fn resize<M>(&mut self, disk: DiskIndex, bytes: u64, swap: Option<bool>, index: &mut CacheIndex<M>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn resize<M: Words>(
+        &mut self,
+        disk: DiskIndex,
+        bytes: u64,
+        swap: Option<bool>,
+        index: &mut CacheIndex<M>,
+    ) {
         let first_void = index.resize_disk(disk, bytes);
         let state = self.at_mut(disk);
         if state.bytes.is_some_and(|old| bytes < old) {
@@ -98,7 +98,7 @@ impl Disks {
     }
 
     /// Begins to forget everything about a disk, also what I/O in flight will transfer.
-    pub(super) fn distrust<M: DerefMut<Target = [u32]>>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
+    pub(super) fn distrust<M: Words>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
         if matches!(index.disk_state(disk), DiskState::Present { .. }) {
             index.cut_disk(disk, 0);
             if let Some(state) = self.disks.get_mut(usize::from(disk.0)) {
@@ -115,7 +115,7 @@ impl Disks {
 
     /// Drops all that the index holds, and begins to forget what it knows of all disks. What I/O in flight transfers may be
     /// learnt.
-    pub(super) fn forget_all<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) {
+    pub(super) fn forget_all<M: Words>(&mut self, index: &mut CacheIndex<M>) {
         index.drop_everything();
         for (state, disk) in self.disks.iter_mut().zip((0..).map(DiskIndex)) {
             state.sound_end = state.bytes.map_or(0, |bytes| sound_end(bytes, index.first_void(disk)));
@@ -123,7 +123,7 @@ impl Disks {
     }
 
     /// Removes a disk: takes no more requests for it, and begins to forget everything about it.
-    pub(super) fn remove<M: DerefMut<Target = [u32]>>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
+    pub(super) fn remove<M: Words>(&mut self, disk: DiskIndex, index: &mut CacheIndex<M>) {
         index.remove_disk(disk);
         self.leaving.push(disk);
         if let Some(state) = self.disks.get_mut(usize::from(disk.0)) {
@@ -161,10 +161,11 @@ impl Disks {
     }
 
     /// Frees the numbers of removed disks without nodes that no request `uses`. Returns these numbers.
-    pub(super) fn release<M>(&mut self, index: &mut CacheIndex<M>, uses: impl Fn(DiskIndex) -> bool) -> Vec<DiskIndex>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn release<M: Words>(
+        &mut self,
+        index: &mut CacheIndex<M>,
+        uses: impl Fn(DiskIndex) -> bool,
+    ) -> Vec<DiskIndex> {
         let (kept, free): (Vec<_>, Vec<_>) = self.leaving.iter().partition(|disk| uses(**disk));
         for disk in &free {
             index.release_disk(*disk);
@@ -177,7 +178,7 @@ impl Disks {
         free
     }
 
-    fn keep_swap_areas<M: DerefMut<Target = [u32]>>(&self, disk: DiskIndex, index: &mut CacheIndex<M>) {
+    fn keep_swap_areas<M: Words>(&self, disk: DiskIndex, index: &mut CacheIndex<M>) {
         index.set_swap_areas(disk, self.at(disk).swap.areas());
     }
 
@@ -189,7 +190,7 @@ impl Disks {
 
     /// Adds `op`, which changes `range`, to the I/O in flight, and taints I/O that it overlaps. Marks blocks as
     /// discarded if `op` is a discard. Forgets swap areas whose header is in `range`.
-    pub(super) fn begin_modification<M: DerefMut<Target = [u32]>>(
+    pub(super) fn begin_modification<M: Words>(
         &mut self,
         disk: DiskIndex,
         id: RequestId,
@@ -231,7 +232,7 @@ impl Disks {
     }
 
     /// Looks for headers of swap areas in the blocks of `range`, which hold `data`.
-    pub(super) fn note_swap_headers<M: DerefMut<Target = [u32]>>(
+    pub(super) fn note_swap_headers<M: Words>(
         &mut self,
         disk: DiskIndex,
         range: ByteRange,

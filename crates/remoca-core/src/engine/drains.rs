@@ -9,10 +9,9 @@ use super::need::DRAIN_MAX_NS;
 use super::pool::{Drain, DrainReason, Pool};
 use super::pools::Pools;
 use super::types::Action;
-use crate::index::CacheIndex;
+use crate::index::{CacheIndex, Words};
 use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 
 /// Interval, in nanoseconds, of the looks at what is left in the drained pools.
 const LOOK_NS: u64 = 1_000_000_000;
@@ -49,7 +48,7 @@ impl Pools {
 
     /// Leaves to the others what has been read from the drained pools, and what was in them for too long. Does nothing
     /// before the next look is due.
-    pub(super) fn look_at_drained<M: DerefMut<Target = [u32]>>(&mut self, now: Nanos, index: &CacheIndex<M>) {
+    pub(super) fn look_at_drained<M: Words>(&mut self, now: Nanos, index: &CacheIndex<M>) {
         for pool in &mut self.pools {
             let used = index.pool_slot_counts(pool.number()).used;
             let Some(drain) = pool.drain.as_mut().filter(|drain| drain.kept.0 > 0 && drain.look_at <= now) else {
@@ -101,15 +100,13 @@ impl Pools {
     }
 
     /// Reduces the drained pools to what the others have not been granted yet.
-    pub(super) fn share_drained<M>(
+    pub(super) fn share_drained<M: Words>(
         &mut self,
         wanted: PageCount,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         // A pool that is becoming smaller will keep no more than its share.
         let members = self.begun().iter().filter(|pool| pool.is_member());
         let has: u64 = members.map(|pool| u64::from(pool.size.granted().min(pool.size.share()).0)).sum();

@@ -3,10 +3,9 @@
 use super::policy::{CLASSES, Insertion};
 use super::{Admission, Admitted, DiskEngine, Evicted};
 use crate::fingerprint::Fingerprint;
-use crate::index::{Offer, Place, SlotCounts, Tiers};
+use crate::index::{Offer, Place, SlotCounts, Tiers, Words};
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, PAGE_SIZE, PoolIndex, PoolSet};
-use std::ops::DerefMut;
 
 /// Number of evicted pages that are copied out of guest memory before the first of them is judged.
 pub const EVICTED_BATCH: usize = 16;
@@ -15,7 +14,7 @@ pub const EVICTED_BATCH: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub struct EvictedContent(Fingerprint);
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Judges an evicted `page` (4 KiB, copied out of guest memory), and counts the outcome. If this returns
     /// [`Evicted::Admit`], the caller must send the page.
     pub fn handle_evicted(&mut self, page: &[u8]) -> Evicted {

@@ -4,10 +4,9 @@ use super::disks::page_of;
 use super::requests::{Pages, ReadReason, Request};
 use super::{Action, DiskEngine, DiskError, GuestOp, RequestId};
 use crate::fingerprint::Fingerprint;
-use crate::index::{Place, Tiers};
+use crate::index::{Place, Tiers, Words};
 use crate::rules::Rule;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos};
-use std::ops::DerefMut;
 
 /// Maximum number of blocks of a write-zeroes that makes them known. More would push out blocks that the guest reads.
 const ZEROED_BLOCKS_MAX: u64 = 1024;
@@ -20,7 +19,7 @@ pub(super) fn block_count(range: ByteRange) -> u64 {
     touched.end - touched.start
 }
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Starts a guest request. Its data stays with the driver, which has copied the bytes of a write out of guest
     /// memory. That buffer must not change until the request completes.
     ///

@@ -67,7 +67,7 @@ pub use types::{
 };
 
 use crate::fingerprint::{Fingerprint, Fingerprinter};
-use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable};
+use crate::index::{CacheIndex, Layout, Origin, SlotCounts, Unusable, Words};
 use crate::rules::Rules;
 use crate::units::{BlockId, DiskIndex, PageCount, PoolIndex};
 use admit::Admit;
@@ -80,7 +80,6 @@ use pools::{Limits, Pools};
 use race::Race;
 use requests::Requests;
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 use streams::Streams;
 
 /// Configuration of an engine.
@@ -203,7 +202,7 @@ pub struct IndexMaker {
 
 impl IndexMaker {
     /// Returns an empty index in `words`, which must hold at least [`Layout::words`].
-    pub fn make<M: DerefMut<Target = [u32]>>(&self, layout: Layout, words: M) -> CacheIndex<M> {
+    pub fn make<M: Words>(&self, layout: Layout, words: M) -> CacheIndex<M> {
         CacheIndex::new(words, layout, self.seed, self.zero)
     }
 }
@@ -220,7 +219,7 @@ pub fn layout(config: &EngineConfig) -> Layout {
     Layout::new(config.all_tiers(), config.guest_memory, config.disks)
 }
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Returns an engine whose index lives in `words`, which must hold at least [`layout`]`(config).words()`.
     pub fn new(config: &EngineConfig, words: M) -> Self {
         let prints = Fingerprinter::new(&config.key);

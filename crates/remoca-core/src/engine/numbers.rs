@@ -3,15 +3,14 @@
 
 use super::DiskEngine;
 use crate::fingerprint::Fingerprint;
-use crate::index::DiskState;
+use crate::index::{DiskState, Words};
 use crate::units::{BlockId, ByteRange, DiskIndex, PAGE_SIZE_U64};
-use std::ops::DerefMut;
 
 /// Number of entries examined in one turn for each slot that a change of size may process in one turn: both take about as
 /// long.
 const ENTRIES_PER_SLOT: u32 = 2;
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Makes a disk of `bytes` bytes ready for requests; `swap` declares all of it a swap area. If the index has a disk
     /// of this number, it must be this one, and what is known of it is kept, except where its size has changed. Must be
     /// called once for each disk at the start.

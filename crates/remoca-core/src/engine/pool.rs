@@ -6,10 +6,9 @@
 use super::placement::Seat;
 use super::pool_size::Size;
 use super::types::{Action, PoolOffer, ServerNumber};
-use crate::index::CacheIndex;
+use crate::index::{CacheIndex, Words};
 use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 
 /// Time, in nanoseconds, for which a server may owe an answer before the session is given up.
 const SILENCE_NS: u64 = 10_000_000_000;
@@ -141,10 +140,12 @@ impl Pool {
     }
 
     /// Ends the session. The caller must take its REQUESTs.
-    pub(super) fn end_session<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn end_session<M: Words>(
+        &mut self,
+        now: Nanos,
+        index: &mut CacheIndex<M>,
+        actions: &mut VecDeque<Action>,
+    ) {
         self.seat = None;
         self.expected_since = Some(now).filter(|_| !self.is_local);
         self.is_local = false;
@@ -213,23 +214,20 @@ impl Pool {
     }
 
     /// Returns the time at which [`Self::handle_timer`] must be called, or `None` if it has nothing to do.
-    pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
+    pub(super) fn deadline<M: Words>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
         let size = index.is_pool_resizing(self.number).then_some(Nanos(0));
         [self.size.retry_at(), self.silence_deadline(), size].into_iter().flatten().min()
     }
 
     /// Continues a change of size with up to `slots` slots, and requests the size again if that is due. Returns whether the
     /// server is overdue.
-    pub(super) fn handle_timer<M>(
+    pub(super) fn handle_timer<M: Words>(
         &mut self,
         now: Nanos,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) -> bool
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) -> bool {
         let server = self.server();
         self.size.handle_timer(now, server, slots, index, actions);
         self.silence_deadline().is_some_and(|at| at <= now)

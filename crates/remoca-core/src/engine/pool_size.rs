@@ -4,10 +4,9 @@
 //! outstanding.
 
 use super::types::{Action, ServerNumber};
-use crate::index::{CacheIndex, LogEnd, Move};
+use crate::index::{CacheIndex, LogEnd, Move, Words};
 use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 
 /// Pause, in nanoseconds, before a size that was refused, or of which no more was granted than before, is requested again.
 const RESIZE_RETRY_NS: u64 = 10_000_000_000;
@@ -95,10 +94,7 @@ impl Size {
     }
 
     /// Ends the session.
-    pub(super) fn end<M>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn end<M: Words>(&mut self, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>) {
         *self = Self::new(self.pool);
         self.fit_capacity(None, 1, index, actions);
     }
@@ -156,16 +152,14 @@ impl Size {
     }
 
     /// Continues a change of size with up to `slots` slots, and requests the size again if that is due.
-    pub(super) fn handle_timer<M>(
+    pub(super) fn handle_timer<M: Words>(
         &mut self,
         now: Nanos,
         server: Option<ServerNumber>,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         if index.is_pool_resizing(self.pool) {
             self.go_on(server, slots, index, actions);
         }
@@ -180,10 +174,12 @@ impl Size {
 
     /// Stores the size that the server granted. Returns the size that it was asked for, or `None` if no SETSIZE is
     /// outstanding.
-    pub(super) fn take<M>(&mut self, now: Nanos, npages: PageCount, index: &mut CacheIndex<M>) -> Option<PageCount>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn take<M: Words>(
+        &mut self,
+        now: Nanos,
+        npages: PageCount,
+        index: &mut CacheIndex<M>,
+    ) -> Option<PageCount> {
         let Asked { npages: asked, most, .. } = self.take_asked(index)?;
         let npages = npages.min(most);
         let (missing, grown) = (asked.0.saturating_sub(self.granted.0), npages.0.saturating_sub(self.granted.0));
@@ -203,7 +199,7 @@ impl Size {
 
     /// Takes a refusal of the server, which could grant `available` more pages. It is asked for these at once, but for
     /// less a second time only after a pause. Returns `None` if no SETSIZE is outstanding.
-    pub(super) fn take_refusal<M: DerefMut<Target = [u32]>>(
+    pub(super) fn take_refusal<M: Words>(
         &mut self,
         now: Nanos,
         available: PageCount,
@@ -230,7 +226,7 @@ impl Size {
     }
 
     /// Ends the wait for the answer to a SETSIZE, and returns it. Returns `None` if no SETSIZE is outstanding.
-    fn take_asked<M: DerefMut<Target = [u32]>>(&mut self, index: &mut CacheIndex<M>) -> Option<Asked> {
+    fn take_asked<M: Words>(&mut self, index: &mut CacheIndex<M>) -> Option<Asked> {
         let asked = self.asked.take()?;
         index.note_taken(self.pool, asked.log_end);
         self.is_stale = true;
@@ -239,16 +235,14 @@ impl Size {
 
     /// Gives up the slots from `npages` on, whose memory the server takes back. Their pages are unreachable from now on; the
     /// slots are given up in this turn and later ones. Nothing is moved out of them.
-    pub(super) fn take_back<M>(
+    pub(super) fn take_back<M: Words>(
         &mut self,
         now: Nanos,
         npages: PageCount,
         (server, slots): (Option<ServerNumber>, u32),
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         self.granted = self.granted.min(npages);
         self.share = self.share.min(npages);
         if let Some(asked) = &mut self.asked {
@@ -266,15 +260,13 @@ impl Size {
     }
 
     /// Asks the server for the share if anything has changed. Processes up to `slots` slots.
-    pub(super) fn keep_up<M>(
+    pub(super) fn keep_up<M: Words>(
         &mut self,
         server: Option<ServerNumber>,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         if self.is_stale {
             self.plan(server, slots, index, actions);
         }
@@ -282,15 +274,13 @@ impl Size {
 
     /// Plans to request the share, unless the pool already has that size. A smaller size is requested only after pages have
     /// been moved out of the slots that will be cut off.
-    fn plan<M>(
+    fn plan<M: Words>(
         &mut self,
         server: Option<ServerNumber>,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         self.is_stale = false;
         if self.is_up && self.asked.is_none() {
             self.to_ask = (self.share != self.granted && self.retry_at.is_none()).then_some(self.share);
@@ -299,22 +289,20 @@ impl Size {
     }
 
     /// Adapts the number of usable slots to the grant and the share. Takes only the first step of that change.
-    fn fit_capacity<M>(
+    fn fit_capacity<M: Words>(
         &mut self,
         server: Option<ServerNumber>,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         self.aim(index);
         self.go_on(server, slots, index, actions);
     }
 
     /// Sets the capacity that the index works towards. It shrinks, which moves pages, only while no SETSIZE is outstanding
     /// and only a limited number of moves was made.
-    fn aim<M: DerefMut<Target = [u32]>>(&self, index: &mut CacheIndex<M>) {
+    fn aim<M: Words>(&self, index: &mut CacheIndex<M>) {
         let (granted, capacity) = (self.granted, index.capacity(self.pool));
         if self.is_up {
             index.lose_from(self.pool, granted);
@@ -330,15 +318,13 @@ impl Size {
 
     /// Takes the next step of a change of size. Sends the SETSIZE once the capacity fits it, or after the maximum number of
     /// moves.
-    fn go_on<M>(
+    fn go_on<M: Words>(
         &mut self,
         server: Option<ServerNumber>,
         slots: u32,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         let Some(server) = server else {
             index.resize(self.pool, slots.min(MOVES_MAX), |_| panic!("pages move without a session"));
             return;
@@ -357,15 +343,13 @@ impl Size {
         }
     }
 
-    fn ask<M>(
+    fn ask<M: Words>(
         &mut self,
         server: ServerNumber,
         npages: PageCount,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         self.to_ask = None;
         self.moves = 0;
         self.asked = Some(Asked { npages, most: PageCount(u32::MAX), log_end: index.log_end(self.pool), since: None });

@@ -10,10 +10,9 @@ use super::local::LocalTier;
 use super::need::{LostPool, Need, Standing};
 use super::pool::Pool;
 use super::types::{Action, FetchId, PoolSlot, ServerNumber};
-use crate::index::CacheIndex;
+use crate::index::{CacheIndex, Words};
 use crate::units::{Nanos, POOLS_MAX, PageCount, PoolIndex, PoolSet, SlotIndex};
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 
 /// Time, in nanoseconds, for which the share of a lost pool is kept for its return.
 const EXPECT_NS: u64 = 5_000_000_000;
@@ -145,10 +144,7 @@ impl Pools {
     ///
     /// # Panics
     /// If the pool of the slot has no session.
-    pub(super) fn note_send<M>(&mut self, slot: SlotIndex, index: &CacheIndex<M>) -> PoolSlot
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn note_send<M: Words>(&mut self, slot: SlotIndex, index: &CacheIndex<M>) -> PoolSlot {
         let place = self.place_of(slot, index).expect("pages are admitted to pools with a session");
         self.pool_mut(place.0).note_send();
         place.1
@@ -156,10 +152,7 @@ impl Pools {
 
     /// Returns the pool of a slot and its place at the server, or `None` if its pool has no session.
     #[inline]
-    pub(super) fn place_of<M>(&self, slot: SlotIndex, index: &CacheIndex<M>) -> Option<(PoolIndex, PoolSlot)>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn place_of<M: Words>(&self, slot: SlotIndex, index: &CacheIndex<M>) -> Option<(PoolIndex, PoolSlot)> {
         let (number, slot) = index.place_of(slot)?;
         Some((number, PoolSlot { server: self.pool(number).server()?, slot }))
     }
@@ -180,17 +173,14 @@ impl Pools {
 
     /// Removes a REQUEST whose page is there, unpins its slot and returns the REQUEST. Returns `None` if `server` owes no
     /// such page. With `by_server` it replied, and so is not silent.
-    pub(super) fn end_fetch<M>(
+    pub(super) fn end_fetch<M: Words>(
         &mut self,
         now: Nanos,
         server: ServerNumber,
         id: FetchId,
         by_server: bool,
         index: &mut CacheIndex<M>,
-    ) -> Option<Fetch>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) -> Option<Fetch> {
         let number = self.at(server)?;
         let fetch = self.fetches.end(number, id)?;
         let pool = self.pool_mut(number);
@@ -208,10 +198,7 @@ impl Pools {
     }
 
     /// Removes all outstanding REQUESTs to a pool and unpins their slots. No replies to them may follow.
-    pub(super) fn take_fetches<M>(&mut self, number: PoolIndex, index: &mut CacheIndex<M>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn take_fetches<M: Words>(&mut self, number: PoolIndex, index: &mut CacheIndex<M>) {
         let fetches = self.fetches.drain(number);
         fetches.iter().for_each(|fetch| index.unpin(fetch.slot));
         self.pool_mut(number).end_fetches(u32::try_from(fetches.len()).unwrap_or(u32::MAX));
@@ -227,10 +214,7 @@ impl Pools {
 
     /// Returns the pools that the index describes and that have no session, with their servers. The local tier is none of
     /// them.
-    fn lost<'a, M>(&'a self, index: &'a CacheIndex<M>) -> impl Iterator<Item = (&'a Pool, LostPool)>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    fn lost<'a, M: Words>(&'a self, index: &'a CacheIndex<M>) -> impl Iterator<Item = (&'a Pool, LostPool)> {
         index.pools().filter_map(|(number, known)| {
             let pool = self.pool(number);
             let lost = LostPool { server: ServerNumber(known.server), generation: known.generation };
@@ -240,14 +224,12 @@ impl Pools {
 
     /// Expects the lost pools, while there is no session or for some time, if their servers are of use. Drops the others,
     /// and those of servers that are leaving and have not returned by then.
-    pub(super) fn expect<M>(
+    pub(super) fn expect<M: Words>(
         &mut self,
         now: Nanos,
         standing: impl Fn(ServerNumber) -> Standing,
         index: &mut CacheIndex<M>,
-    ) where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) {
         let is_alone = !self.has_members();
         let lost: Vec<_> = self.lost(index).map(|(pool, lost)| (pool.number(), standing(lost.server))).collect();
         for (number, standing) in lost {
@@ -272,32 +254,26 @@ impl Pools {
     }
 
     /// Returns the numbers of the lost pools that are no longer expected, with their servers.
-    pub(super) fn given_up<M>(&self, index: &CacheIndex<M>) -> Vec<(PoolIndex, ServerNumber)>
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn given_up<M: Words>(&self, index: &CacheIndex<M>) -> Vec<(PoolIndex, ServerNumber)> {
         let lost = self.lost(index).filter(|(pool, _)| pool.expected_since.is_none());
         lost.map(|(pool, lost)| (pool.number(), lost.server)).collect()
     }
 
     /// Expects the lost pools at `servers` no longer.
-    pub(super) fn give_up_at<M>(&mut self, servers: &[ServerNumber], index: &CacheIndex<M>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn give_up_at<M: Words>(&mut self, servers: &[ServerNumber], index: &CacheIndex<M>) {
         let lost = self.lost(index).filter(|(_, lost)| servers.contains(&lost.server));
         let lost: Vec<_> = lost.map(|(pool, _)| pool.number()).collect();
         lost.into_iter().for_each(|number| self.pool_mut(number).expected_since = None);
     }
 
     /// Drops a lost pool. Its slots are given up in later turns.
-    pub(super) fn forget<M: DerefMut<Target = [u32]>>(&mut self, number: PoolIndex, index: &mut CacheIndex<M>) {
+    pub(super) fn forget<M: Words>(&mut self, number: PoolIndex, index: &mut CacheIndex<M>) {
         self.pool_mut(number).expected_since = None;
         index.drop_pool(number);
     }
 
     /// Drops the lost pool at `server`, if there is one.
-    pub(super) fn forget_at<M: DerefMut<Target = [u32]>>(&mut self, server: ServerNumber, index: &mut CacheIndex<M>) {
+    pub(super) fn forget_at<M: Words>(&mut self, server: ServerNumber, index: &mut CacheIndex<M>) {
         if let Some(number) = index.pool_of(server.0).filter(|number| !self.pool(*number).is_up()) {
             self.forget(number, index);
         }
@@ -305,10 +281,7 @@ impl Pools {
 
     /// Drops the lost pools whose place another pool takes: all of them if there is no other session, otherwise those that
     /// are no longer expected. Keeps the one at `server`.
-    pub(super) fn replace_lost<M>(&mut self, server: ServerNumber, index: &mut CacheIndex<M>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn replace_lost<M: Words>(&mut self, server: ServerNumber, index: &mut CacheIndex<M>) {
         if !self.has_members() {
             self.pools.iter_mut().for_each(|pool| pool.expected_since = None);
         }
@@ -320,13 +293,13 @@ impl Pools {
     }
 
     /// Returns the number of slots of the lost pools that are expected back.
-    pub(super) fn expected_slots<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> u64 {
+    pub(super) fn expected_slots<M: Words>(&self, index: &CacheIndex<M>) -> u64 {
         let expected = self.begun().iter().filter(|pool| pool.expected_since.is_some());
         expected.map(|pool| u64::from(index.kept_capacity(pool.number()).0)).sum()
     }
 
     /// Returns the state of the pools that placement needs.
-    pub(super) fn need<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Need {
+    pub(super) fn need<M: Words>(&self, index: &CacheIndex<M>) -> Need {
         let members = || self.begun().iter().filter(|pool| pool.is_member());
         let mut lost = [None; POOLS_MAX as usize];
         lost.iter_mut().zip(self.lost(index)).for_each(|(entry, (_, it))| *entry = Some(it));
@@ -352,7 +325,7 @@ impl Pools {
     }
 
     /// Returns whether any pool, of the local tier as well, is changing its size, or still has to give back chunks of slots.
-    pub(super) fn are_changing<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> bool {
+    pub(super) fn are_changing<M: Words>(&self, index: &CacheIndex<M>) -> bool {
         index.is_settling() || self.begun().iter().any(|pool| !pool.size.is_settled())
     }
 
@@ -379,7 +352,7 @@ impl Pools {
     // The timer.
 
     /// Returns the time at which the timer must be handled, or `None` if there is nothing to do.
-    pub(super) fn deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
+    pub(super) fn deadline<M: Words>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
         debug_assert!(self.pools[self.begun..].iter().all(|pool| pool.deadline(index).is_none()), "it has not begun");
         let pools = self.begun().iter().filter_map(|pool| pool.deadline(index)).min();
         let shares = [self.lift_deadline(index), self.expect_deadline()];
@@ -388,15 +361,12 @@ impl Pools {
     }
 
     /// Continues changes of size, and requests sizes again if that is due. Returns the pools whose server is overdue.
-    pub(super) fn handle_timer<M>(
+    pub(super) fn handle_timer<M: Words>(
         &mut self,
         now: Nanos,
         index: &mut CacheIndex<M>,
         actions: &mut VecDeque<Action>,
-    ) -> PoolSet
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    ) -> PoolSet {
         // Lost pools that are given up change their sizes as well.
         let resizing = self.begun().iter().filter(|pool| index.is_pool_resizing(pool.number())).count();
         let slots = self.slots_among(self.up_count().max(u32::try_from(resizing).unwrap_or(u32::MAX)));

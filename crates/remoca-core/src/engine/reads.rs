@@ -6,10 +6,11 @@ use super::guest::block_count;
 use super::requests::{Pages, ReadReason, Request};
 use super::streams::StreamRoute;
 use super::{Action, DiskEngine, GuestOp, RequestId};
+use crate::index::Words;
 use crate::units::{
     BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PAGE_SIZE, POOLS_MAX, PoolIndex, PoolSet, whole_blocks,
 };
-use std::ops::{DerefMut, Range};
+use std::ops::Range;
 
 /// Length of a page, in the type that actions use.
 const PAGE_LENGTH: u32 = 4096;
@@ -25,7 +26,7 @@ struct ToFetch {
     pools: PoolSet,
 }
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     pub(super) fn begin_read(&mut self, now: Nanos, id: RequestId, disk: DiskIndex, range: ByteRange) {
         self.race.begin_read(disk);
         self.streams.begin_read(disk, range);

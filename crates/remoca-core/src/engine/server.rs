@@ -4,11 +4,11 @@ use super::fetches::Fetch;
 use super::pool_size::Refusal;
 use super::requests::ReadReason;
 use super::{DiskEngine, FetchId, PageOutcome, RequestId, ServerNumber};
+use crate::index::Words;
 use crate::rules::Rule;
 use crate::units::{Nanos, PageCount, PoolIndex};
-use std::ops::DerefMut;
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Stores the size that `server` granted its pool, and decides when to ask for another one.
     pub fn handle_sized(&mut self, now: Nanos, server: ServerNumber, npages: PageCount) {
         let Some(number) = self.pools.at(server) else { return };

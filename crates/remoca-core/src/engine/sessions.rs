@@ -3,12 +3,11 @@
 use super::need::{Choice, Standing};
 use super::pool::DrainReason;
 use super::{Action, DiskEngine, Leaving, PoolOffer, ServerNumber};
-use crate::index::Pool;
+use crate::index::{Pool, Words};
 use crate::rules::Rule;
 use crate::units::{Nanos, PageCount, PoolIndex};
-use std::ops::DerefMut;
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Sets the memory servers that may have pools, in any order. The pools of all others are given back at once, or drained:
     /// they take no new pages, and are given back once the others have their share. A drained pool that was lost, or was
     /// found by [`Self::resume`], may return. [`Self::has_server`] says how long its server may be asked.

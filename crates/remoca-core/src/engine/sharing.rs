@@ -9,10 +9,9 @@ use super::pool::Pool;
 use super::pools::Pools;
 use super::shares::{Share, room, share_out, sum};
 use super::types::Action;
-use crate::index::CacheIndex;
+use crate::index::{CacheIndex, Words};
 use crate::units::{Nanos, PageCount, PoolIndex};
 use std::collections::VecDeque;
-use std::ops::DerefMut;
 
 impl Pools {
     /// Gives a new pool, which has just begun its session, an equal share of a large cache on few servers, and reduces the
@@ -41,10 +40,7 @@ impl Pools {
     }
 
     /// Gives the pools their shares of what is wanted, and asks the servers for them.
-    pub(super) fn share<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    pub(super) fn share<M: Words>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>) {
         let count = self.up_count();
         self.pools.iter_mut().for_each(|pool| pool.size.note_pools(count));
         self.limit_kept();
@@ -81,10 +77,7 @@ impl Pools {
     }
 
     /// Gives the local tier what is wanted of it, as far as its server is believed to give it.
-    fn share_local<M>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>)
-    where
-        M: DerefMut<Target = [u32]>,
-    {
+    fn share_local<M: Words>(&mut self, now: Nanos, index: &mut CacheIndex<M>, actions: &mut VecDeque<Action>) {
         let (wanted, slots) = (self.local.wanted(), self.slots_each());
         let Some(pool) = self.pools.iter_mut().find(|pool| pool.is_local()) else { return };
         let server = pool.server();
@@ -104,7 +97,7 @@ impl Pools {
     }
 
     /// Returns whether servers have granted pages in the place of those of lost pools.
-    fn have_taken_over<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> bool {
+    fn have_taken_over<M: Words>(&self, index: &CacheIndex<M>) -> bool {
         let lost: u64 = self.given_up(index).iter().map(|(number, _)| u64::from(index.capacity(*number).0)).sum();
         lost > 0 && self.granted_to_members() + lost > u64::from(self.wanted().0)
     }
@@ -116,13 +109,13 @@ impl Pools {
 
     /// Returns what is wanted of the pools with a session: lost ones that are expected keep their size, and drained ones
     /// what is not read yet.
-    fn wanted_of_members<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
+    fn wanted_of_members<M: Words>(&self, index: &CacheIndex<M>) -> PageCount {
         let wanted = u64::from(self.wanted_without_lost(index).0).saturating_sub(self.kept_by_drained());
         PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
     }
 
     /// Returns what is wanted of all pools with a session.
-    fn wanted_without_lost<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> PageCount {
+    fn wanted_without_lost<M: Words>(&self, index: &CacheIndex<M>) -> PageCount {
         let wanted = u64::from(self.wanted().0).saturating_sub(self.expected_slots(index));
         PageCount(u32::try_from(wanted).unwrap_or(u32::MAX))
     }
@@ -147,7 +140,7 @@ impl Pools {
 
     /// Returns the time at which [`Self::share`] asks a server for more than its limit, or `None` if the cache is as large
     /// as wanted.
-    pub(super) fn lift_deadline<M: DerefMut<Target = [u32]>>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
+    pub(super) fn lift_deadline<M: Words>(&self, index: &CacheIndex<M>) -> Option<Nanos> {
         let members = || self.begun().iter().filter(|pool| pool.is_member());
         let has: u64 = members().map(|pool| u64::from(pool.size.share().0)).sum();
         let is_short = has < u64::from(self.wanted_of_members(index).0) && self.is_settled();

@@ -22,15 +22,16 @@ use super::disks::page_of;
 use super::{Admission, DiskEngine};
 use crate::curve::{EventKind, Priority, Unreadable, Windows};
 use crate::fingerprint::Fingerprint;
+use crate::index::Words;
 use crate::units::{BlockId, BlockNumber, ByteRange, DiskIndex, Nanos, PageCount};
-use std::ops::{DerefMut, Range};
+use std::ops::Range;
 
 /// Number of pages for each one that the agent is advised to send while there is no cache.
 const GHOST_ONE_OF: u32 = 8;
 /// Maximum number of overwritten blocks that are noted one by one.
 const OVERWRITTEN_MAX: u64 = 16;
 
-impl<M: DerefMut<Target = [u32]>> DiskEngine<M> {
+impl<M: Words> DiskEngine<M> {
     /// Sets whether curves are kept, as they are by default.
     pub fn keep_curves(&mut self, is_on: bool) {
         self.curves.is_on = is_on;
