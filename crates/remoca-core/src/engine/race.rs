@@ -1,6 +1,6 @@
 //! The race between memory servers and disk: when a late read is hedged, and what its outcome says about a server.
 //!
-//! A read that waits longer than normal for a server ([`Race::wait_limits`]) is *hedged*: the disk reads it as well.
+//! A read that waits longer than normal for a server ([`Race::limits`]) is *hedged*: the disk reads it as well.
 //! The first answer goes to the guest; the other one has no effect. A hedge spends credit from a token bucket. The credit
 //! comes back if the disk wins the hedge, and bit by bit with every read that a server answers. Without credit, or with
 //! hedging off, the disk is asked after a timeout of twice its median latency. Each pool is judged by itself

@@ -261,7 +261,7 @@ impl ServerLink {
         self.sessions.next(previous)
     }
 
-    /// Returns a descriptor that becomes readable when [`Self::take_answer`] has an answer.
+    /// Returns a descriptor that becomes readable when [`Self::take_news`] has news.
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
