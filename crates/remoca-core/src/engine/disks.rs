@@ -160,22 +160,17 @@ impl Disks {
         &self.leaving
     }
 
-    /// Frees the numbers of removed disks without nodes that no request `uses`. Returns these numbers.
-    pub(super) fn release<M: Words>(
-        &mut self,
-        index: &mut CacheIndex<M>,
-        uses: impl Fn(DiskIndex) -> bool,
-    ) -> Vec<DiskIndex> {
+    /// Frees the numbers of removed disks without nodes that no request `uses`.
+    pub(super) fn release<M: Words>(&mut self, index: &mut CacheIndex<M>, uses: impl Fn(DiskIndex) -> bool) {
         let (kept, free): (Vec<_>, Vec<_>) = self.leaving.iter().partition(|disk| uses(**disk));
-        for disk in &free {
-            index.release_disk(*disk);
+        for disk in free {
+            index.release_disk(disk);
             if let Some(state) = self.disks.get_mut(usize::from(disk.0)) {
                 let Disk { overlaps, .. } = std::mem::take(state);
                 assert!(overlaps.is_empty(), "the disk {} is gone, and I/O of it is in flight", disk.0);
             }
         }
         self.leaving = kept;
-        free
     }
 
     fn keep_swap_areas<M: Words>(&self, disk: DiskIndex, index: &mut CacheIndex<M>) {

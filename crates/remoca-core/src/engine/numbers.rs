@@ -124,12 +124,8 @@ impl<M: Words> DiskEngine<M> {
 
     /// Frees the numbers of removed disks of which nothing is left.
     fn release_disks(&mut self) {
-        if self.index.is_cutting() {
-            return;
-        }
-        let Self { disks, index, requests, race, .. } = self;
-        for disk in disks.release(index, |disk| requests.has_any_of(disk)) {
-            race.reset_disk(disk);
+        if !self.index.is_cutting() {
+            self.disks.release(&mut self.index, |disk| self.requests.has_any_of(disk));
         }
     }
 }
