@@ -40,7 +40,9 @@ pub fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, DecodeError> {
 /// Returns the header of a [`Frame::SendPage`]; the 4096 bytes of the page follow it on the wire.
 #[must_use]
 pub fn send_page_header(request: RequestId, slot: SlotIndex) -> [u8; HEADER_BYTES] {
-    zerocopy::transmute!(header(kind::SENDPAGE, [request.0, slot.0, 0]))
+    const PAGE: u16 = 4096;
+    const _: () = assert!(PAGE as usize == PAGE_SIZE);
+    zerocopy::transmute!(header(kind::SENDPAGE, [request.0, slot.0, 0], PAGE))
 }
 
 impl Frame<'_> {
@@ -169,22 +171,13 @@ fn welcome_payload(welcome: &Welcome) -> WelcomePayload {
     }
 }
 
-/// Returns a header of this `kind`, which determines the length of the payload.
-fn header(kind: u8, [a, b, c]: [u32; 3]) -> Header {
-    const PAGE: u16 = 4096;
-    const _: () = assert!(PAGE as usize == PAGE_SIZE);
-    let length = match kind {
-        kind::HELLO => 40,
-        kind::WELCOME => 48,
-        kind::SENDPAGE => PAGE,
-        _ => 0,
-    };
+/// Returns the header of a payload of `length` bytes.
+fn header(kind: u8, [a, b, c]: [u32; 3], length: u16) -> Header {
     Header { kind, zero: 0, length: length.into(), a: a.into(), b: b.into(), c: c.into() }
 }
 
 fn put(out: &mut Vec<u8>, kind: u8, fields: [u32; 3], payload: &[u8]) {
-    let header = header(kind, fields);
-    debug_assert_eq!(usize::from(header.length.get()), payload.len(), "the kind fixes the length of the payload");
-    out.extend_from_slice(header.as_bytes());
+    let length = u16::try_from(payload.len()).expect("a page is the longest payload");
+    out.extend_from_slice(header(kind, fields, length).as_bytes());
     out.extend_from_slice(payload);
 }
