@@ -52,8 +52,8 @@ impl ServiceManager {
     /// Reports that requests are served, and sets how long the manager waits for a sign of life from now on.
     pub fn say_ready(&mut self, now: Instant) {
         let patience = self.patience.map(|patience| format!("WATCHDOG_USEC={}\nWATCHDOG=1\n", patience.as_micros()));
-        self.tell(now, &format!("READY=1\n{}", patience.unwrap_or_default()));
         self.next_sign = self.sign_every().map(|every| now + every);
+        self.tell(now, &format!("READY=1\n{}", patience.unwrap_or_default()));
     }
 
     /// Reports that another program is about to take over, which may take as long as a start.
@@ -98,7 +98,7 @@ impl ServiceManager {
         if !self.owed.is_empty() || !self.send(state) {
             // Only the newest state matters. Its length is bounded.
             state.clone_into(&mut self.owed);
-            self.next_sign.get_or_insert(now + AGAIN_AFTER);
+            self.next_sign = self.next_sign.into_iter().chain([now + AGAIN_AFTER]).min();
         }
     }
 
@@ -155,6 +155,19 @@ mod tests {
     }
 
     #[test]
+    fn without_a_watchdog_it_says_later_that_it_is_ready_to_a_manager_that_takes_nothing() {
+        let (mut manager, theirs, _folder) = manager(None);
+        while manager.send("x") {}
+        let start = Instant::now();
+        manager.say_ready(start);
+        assert_eq!(manager.next_deadline(), Some(start + AGAIN_AFTER));
+        while told(&theirs).is_some_and(|text| text == "x") {}
+        manager.handle_timer(start + AGAIN_AFTER);
+        assert_eq!(told(&theirs).unwrap(), "READY=1\n");
+        assert_eq!(manager.next_deadline(), None);
+    }
+
+    #[test]
     fn a_manager_that_takes_nothing_is_not_waited_for_and_is_told_later() {
         let (mut manager, theirs, _folder) = manager(Some(Duration::from_secs(30)));
         while manager.send("x") {}
@@ -162,7 +175,8 @@ mod tests {
         manager.say_giving_way(start);
         assert_eq!(manager.next_deadline(), Some(start + AGAIN_AFTER));
         manager.say_ready(start);
-        let due = manager.next_deadline().expect("it owes something");
+        let due = start + AGAIN_AFTER;
+        assert_eq!(manager.next_deadline(), Some(due), "it owes something");
         manager.handle_timer(due);
         let again = manager.next_deadline().unwrap();
         assert_eq!(again, due + AGAIN_AFTER);
