@@ -11,14 +11,16 @@ use remoca_io::show::show_size;
 use remoca_protocol::control::PoolStatus;
 use serde::Serialize;
 
-/// One column.
+/// One column, as the page reads it.
+#[derive(Serialize)]
 pub struct Column {
     /// Name in JSON and on the page.
     pub key: &'static str,
     pub heading: &'static str,
     pub meaning: &'static str,
     pub is_number: bool,
-    cell: fn(&Vm, &Figures) -> Cell,
+    #[serde(skip)]
+    cell: Show,
 }
 
 /// What one column shows of one VM.

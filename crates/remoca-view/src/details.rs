@@ -7,12 +7,13 @@ use remoca_protocol::control::{
     DiskStatus, DiskTraffic, KnownServerStatus, LatencySummary, MemoryStatus, MigrationStatus, NormalLatency,
     PoolStatus, PortStatus, Status,
 };
+use serde::Serialize;
 
 const MORE: &str = "this version offers features that its guest does not have yet: it gets them when it connects again, or is \
                     started again";
 
 /// One line. A line without a label continues the subject of the line above.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Detail {
     pub label: &'static str,
     pub text: String,

@@ -1,6 +1,6 @@
 //! What the page reads: all VMs in short, and everything about one. Pure.
 
-use crate::columns::{self, COLUMNS, Row};
+use crate::columns::{self, COLUMNS, Column, Row};
 use crate::curve;
 use crate::details::{self, Detail};
 use crate::diagnosis::Problem;
@@ -18,36 +18,24 @@ pub struct Overview<'a> {
     host: &'a str,
     version: &'a str,
     answering: usize,
-    columns: Vec<Heading>,
+    columns: &'static [Column],
     rows: Vec<Row>,
     total: Option<Row>,
     problems: &'a [Problem],
     host_report: Option<host::Summary<'a>>,
 }
 
-#[derive(Serialize)]
-struct Heading {
-    key: &'static str,
-    heading: &'static str,
-    meaning: &'static str,
-    is_number: bool,
-}
-
 impl<'a> Overview<'a> {
     /// Returns what is shown of `snapshot`.
     #[must_use]
     pub fn of(snapshot: &'a Snapshot) -> Self {
-        let columns = COLUMNS.iter().map(|column| {
-            let columns::Column { key, heading, meaning, is_number, .. } = *column;
-            Heading { key, heading, meaning, is_number }
-        });
         Self {
             snapshot: snapshot.snapshot,
             taken_s: snapshot.taken_s,
             host: &snapshot.host,
             version: &snapshot.version,
             answering: snapshot.statuses().count(),
-            columns: columns.collect(),
+            columns: &COLUMNS,
             rows: columns::rows(snapshot),
             total: columns::total(snapshot),
             problems: &snapshot.problems,
@@ -62,17 +50,11 @@ pub struct Details<'a> {
     snapshot: u64,
     vm: &'a Vm,
     /// What `remoca status -v` says of it.
-    lines: Vec<Line>,
+    lines: Vec<Detail>,
     problems: Vec<&'a Problem>,
     history: &'a [Moment],
     /// What `remoca curve -o json` says, as it was when the curve was read.
     curve: Option<curve::Shown<'a>>,
-}
-
-#[derive(Serialize)]
-struct Line {
-    label: &'static str,
-    text: String,
 }
 
 /// Returns everything about a VM of `snapshot` as JSON.
@@ -80,11 +62,10 @@ struct Line {
 pub fn details(snapshot: &Snapshot, vm: &Vm) -> String {
     let figures = vm.curve.as_ref().map(|curve| curve::Figures::of(curve, None, curve::SERVER_US));
     let curve = vm.curve.as_ref().zip(figures.as_ref()).map(|(curve, figures)| curve::Shown { curve, figures });
-    let lines = vm.status.iter().flat_map(|shown| details::of(&shown.status, None));
     let details = Details {
         snapshot: snapshot.snapshot,
         vm,
-        lines: lines.map(|Detail { label, text }| Line { label, text }).collect(),
+        lines: vm.status.as_ref().map(|shown| details::of(&shown.status, None)).unwrap_or_default(),
         problems: snapshot.problems.iter().filter(|problem| problem.vms.contains(&vm.name)).collect(),
         history: &vm.history,
         curve,
