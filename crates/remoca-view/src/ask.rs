@@ -22,7 +22,7 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// Asks processes, and remembers whom it still waits for.
 pub struct Asker {
-    waiting: HashMap<PathBuf, Question>,
+    waiting: HashMap<PathBuf, Question<(Status, Option<CurveStatus>)>>,
     patience: Duration,
 }
 
@@ -32,13 +32,25 @@ impl Default for Asker {
     }
 }
 
-/// A question that is not answered yet.
-struct Question {
+/// A question that is not answered yet. Nobody waits for the answer any longer once it is dropped.
+pub(crate) struct Question<T> {
     since: Instant,
-    answer: JoinHandle<io::Result<(Status, Option<CurveStatus>)>>,
+    pub(crate) answer: JoinHandle<io::Result<T>>,
 }
 
-impl Drop for Question {
+impl<T: Send + 'static> Question<T> {
+    /// Begins to ask.
+    pub(crate) fn begin(ask: impl Future<Output = io::Result<T>> + Send + 'static) -> Self {
+        Self { since: Instant::now(), answer: tokio::spawn(ask) }
+    }
+
+    /// Returns in words how long it has not been answered.
+    pub(crate) fn age(&self) -> String {
+        format!("it has not answered for {} s", self.since.elapsed().as_secs().max(1))
+    }
+}
+
+impl<T> Drop for Question<T> {
     fn drop(&mut self) {
         self.answer.abort();
     }
@@ -58,10 +70,8 @@ impl Asker {
         self.waiting.retain(|socket, question| sockets.contains(socket) && !question.answer.is_finished());
         for socket in sockets {
             let (path, wants_curve) = (socket.clone(), curves.contains(socket));
-            self.waiting.entry(socket.clone()).or_insert_with(|| Question {
-                since: now,
-                answer: tokio::spawn(async move { ask(&path, wants_curve).await }),
-            });
+            let question = || Question::begin(async move { ask(&path, wants_curve).await });
+            self.waiting.entry(socket.clone()).or_insert_with(question);
         }
         let mut answers = Vec::new();
         for socket in sockets {
@@ -72,14 +82,12 @@ impl Asker {
 
     async fn answer_of(&mut self, socket: &Path, deadline: Instant) -> Answer {
         let answer = |status, curve| Answer { socket: socket.into(), status, curve };
-        let hangs =
-            |since: Instant| Silence::Hangs(format!("it has not answered for {} s", since.elapsed().as_secs().max(1)));
         let Some(question) = self.waiting.get_mut(socket) else {
             // The same socket twice.
             return answer(Err(Silence::Failed("it is named twice".into())), None);
         };
         match timeout_at(deadline, &mut question.answer).await {
-            Err(_) => answer(Err(hangs(question.since)), None),
+            Err(_) => answer(Err(Silence::Hangs(question.age())), None),
             Ok(joined) => {
                 self.waiting.remove(socket);
                 match joined.unwrap_or_else(|error| Err(io::Error::other(error))) {

@@ -1,6 +1,6 @@
 //! What the host's daemon (`remoca host`) says of the memory that it divides: how it is asked, and what is shown of it.
 
-use crate::ask::PATIENCE;
+use crate::ask::{PATIENCE, Question};
 use crate::text::{one_line, show_date};
 use crate::vm::Heard;
 use remoca_io::show::show_size;
@@ -8,10 +8,9 @@ use remoca_protocol::host::{HostDecision, HostReport, REPORT_BYTES_MAX};
 use serde::Serialize;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Longest text of the daemon that is shown, in characters.
@@ -23,19 +22,7 @@ pub struct HostAsker {
     /// Socket of the daemon, which need not run.
     socket: Option<PathBuf>,
     patience: Duration,
-    waiting: Option<Question>,
-}
-
-/// A question that is not answered yet.
-struct Question {
-    since: Instant,
-    answer: JoinHandle<io::Result<HostReport>>,
-}
-
-impl Drop for HostAsker {
-    fn drop(&mut self) {
-        self.waiting.iter().for_each(|question| question.answer.abort());
-    }
+    waiting: Option<Question<HostReport>>,
 }
 
 impl HostAsker {
@@ -51,10 +38,9 @@ impl HostAsker {
         let socket = self.socket.clone()?;
         // A report that came too late says how things were then.
         self.waiting.take_if(|question| question.answer.is_finished());
-        let start = || Question { since: Instant::now(), answer: tokio::spawn(read(socket)) };
-        let question = self.waiting.get_or_insert_with(start);
+        let question = self.waiting.get_or_insert_with(|| Question::begin(read(socket)));
         let Ok(joined) = timeout(self.patience, &mut question.answer).await else {
-            return Some(Err(format!("it has not answered for {} s", question.since.elapsed().as_secs().max(1))));
+            return Some(Err(question.age()));
         };
         self.waiting = None;
         match joined.ok()? {
