@@ -14,7 +14,7 @@ pub(super) enum Curve {
 }
 
 /// Returns the block that a key stands for.
-fn block(key: Key) -> BlockId {
+pub(super) fn block(key: Key) -> BlockId {
     let [.., high, low] = (key / BLOCKS_MAX).to_be_bytes();
     BlockId { disk: DiskIndex(u16::from_be_bytes([high, low])), bno: BlockNumber(key % BLOCKS_MAX) }
 }
@@ -49,38 +49,6 @@ impl Curve {
             Self::None => {}
             Self::Sampled(curve) => curve.read(block(key)),
             Self::Exact(stack) => stack.read(id),
-        }
-    }
-
-    /// Counts a read of a block that is evicted at once, of which the sample alone need be known.
-    #[inline]
-    pub(super) fn sample(&mut self, key: Key) {
-        if let Self::Sampled(curve) = self {
-            curve.read_and_evicted(block(key));
-        }
-    }
-
-    /// Notes an eviction, or with `is_gone` that the block's content is another one now.
-    pub(super) fn sample_eviction(&mut self, key: Key, is_gone: bool) {
-        if let Self::Sampled(curve) = self {
-            match is_gone {
-                true => curve.discarded(block(key)),
-                false => curve.evicted(block(key)),
-            }
-        }
-    }
-
-    /// Notes a read of a block whose eviction will be seen.
-    pub(super) fn sample_read(&mut self, key: Key) {
-        if let Self::Sampled(curve) = self {
-            curve.read(block(key));
-        }
-    }
-
-    /// Forgets blocks of a disk.
-    pub(super) fn sample_discard(&mut self, disk: u16, blocks: std::ops::Range<u64>) {
-        if let Self::Sampled(curve) = self {
-            curve.discarded_range(DiskIndex(disk), blocks);
         }
     }
 

@@ -1,13 +1,14 @@
 //! The simulation itself; see [`super`] for what each record does.
 
 use super::counts::{BlockCounts, MayHit, RequestCounts};
-use super::curve::Curve;
+use super::curve::{Curve, block};
 use super::ids::{BlockIds, Full, Id, Key};
 use super::lists::Lists;
 use super::policy::Cache;
 use super::types::{CurveKind, Found, Pages, Setup, TooManyBlocks};
 use crate::formats::Batch;
 use crate::limits::BLOCKS_MAX;
+use remoca_core::units::DiskIndex;
 use remoca_protocol::trace::{TraceRecord, TracedOp};
 
 /// Number of blocks whose numbers are looked up together.
@@ -115,24 +116,25 @@ impl Simulation {
     /// Tells the sampled curve of a record, where nothing else is wanted: then no block has a number.
     #[inline]
     fn sample(&mut self, record: &TraceRecord, sees_evictions: bool) {
-        let keys = keys(record);
+        let Curve::Sampled(curve) = &mut self.curve else { return };
+        let blocks = keys(record).map(block);
         match record.op {
             TracedOp::Read if record.is_partial => {
                 self.has_partial = true;
-                self.curve.missed(record.blocks);
+                curve.missed(record.blocks);
             }
-            TracedOp::Read if sees_evictions => keys.for_each(|key| self.curve.sample_read(key)),
-            TracedOp::Read => keys.for_each(|key| self.curve.sample(key)),
+            TracedOp::Read if sees_evictions => blocks.for_each(|block| curve.read(block)),
+            TracedOp::Read => blocks.for_each(|block| curve.read_and_evicted(block)),
             TracedOp::Evicted => {
                 self.has_evictions = true;
-                keys.for_each(|key| self.curve.sample_eviction(key, false));
+                blocks.for_each(|block| curve.evicted(block));
             }
             TracedOp::Write => {
                 self.blocks.written += record.blocks;
-                keys.for_each(|key| self.curve.sample_eviction(key, true));
+                blocks.for_each(|block| curve.discarded(block));
             }
             TracedOp::Discard | TracedOp::WriteZeroes => {
-                self.curve.sample_discard(record.disk, record.block..record.end());
+                curve.discarded_range(DiskIndex(record.disk), record.block..record.end());
             }
             TracedOp::Flush => {}
         }
