@@ -16,8 +16,6 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Longest time of a single wait.
-const WAIT_MAX: Duration = Duration::from_secs(60);
 /// Time between two looks for a request of the operator.
 const REQUEST_EVERY: Duration = Duration::from_secs(1);
 
@@ -116,19 +114,13 @@ impl<S: Surroundings> Daemon<S> {
     /// If the system does not let it wait, or nobody reads what is shown.
     pub fn run(&mut self, stop: BorrowedFd<'_>, extent: Extent) -> io::Result<()> {
         loop {
-            match self.planner.next_look() {
-                Look::All(at) => {
-                    if self.wait_for_look(stop, at)? {
-                        return Ok(());
-                    }
-                    self.look_at_all();
-                }
-                Look::Awaited(at, names) => {
-                    if self.wait_for_look(stop, at)? {
-                        return Ok(());
-                    }
-                    self.look_at(&names);
-                }
+            let look = self.planner.next_look();
+            if self.wait_for_look(stop, look.at())? {
+                return Ok(());
+            }
+            match look {
+                Look::All(_) => self.look_at_all(),
+                Look::Awaited(_, names) => self.look_at(&names),
             }
             if self.execute(stop)? {
                 return Ok(());
@@ -357,10 +349,8 @@ impl<S: Surroundings> Daemon<S> {
 fn wait(stop: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let time = left.min(WAIT_MAX);
-        let time = Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
-        match poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&time)) {
-            Ok(0) if left > WAIT_MAX => {}
+        let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&left)) {
             Ok(count) => return Ok(count > 0),
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
