@@ -9,8 +9,15 @@ use std::collections::BTreeMap;
 struct Before {
     process: (u32, u32),
     answered: (u64, u64),
-    /// Index of the decision, counted from the first one ever.
+}
+
+/// A change whose effect is not known yet.
+#[derive(Debug)]
+struct Awaited {
+    /// Index of its decision, counted from the first one ever.
     number: usize,
+    /// What was answered by the first look after it; `None` until then.
+    before: Option<Before>,
 }
 
 /// The latest decisions.
@@ -20,9 +27,7 @@ pub(super) struct Log {
     /// Number of decisions that are no longer kept.
     forgotten: usize,
     /// Changes whose effect is not known yet, by VM.
-    awaited: BTreeMap<String, Option<Before>>,
-    /// Number of the newest decision about each VM that is not gone.
-    newest: BTreeMap<String, usize>,
+    awaited: BTreeMap<String, Awaited>,
     /// What was proposed last.
     proposed: Vec<(String, u64)>,
     /// Number of changes of sizes that were begun, and did not take place.
@@ -32,20 +37,14 @@ pub(super) struct Log {
 impl Log {
     pub(super) fn new(mut decisions: Vec<HostDecision>) -> Self {
         decisions.drain(..decisions.len().saturating_sub(DECISIONS_MAX));
-        Self {
-            decisions,
-            forgotten: 0,
-            awaited: BTreeMap::new(),
-            newest: BTreeMap::new(),
-            proposed: Vec::new(),
-            failed: 0,
-        }
+        Self { decisions, forgotten: 0, awaited: BTreeMap::new(), proposed: Vec::new(), failed: 0 }
     }
 
     pub(super) fn decisions(&self) -> &[HostDecision] {
         &self.decisions
     }
 
+    /// Adds a decision. Returns its index, counted from the first one ever.
     fn push(&mut self, decision: HostDecision) -> usize {
         if self.decisions.len() == DECISIONS_MAX {
             self.decisions.remove(0);
@@ -58,7 +57,6 @@ impl Log {
     /// Forgets a VM that is gone. No effect of its last change is awaited any more.
     pub(super) fn forget(&mut self, vm: &str) {
         self.awaited.remove(vm);
-        self.newest.remove(vm);
     }
 
     /// Notes something about all VMs.
@@ -70,8 +68,7 @@ impl Log {
     /// Notes a change that was done. Its effect is added a window later.
     pub(super) fn done(&mut self, at_s: u64, change: &Move, outcome: &str) {
         let number = self.tell(at_s, change, outcome);
-        self.newest.insert(change.vm.clone(), number);
-        self.awaited.insert(change.vm.clone(), None);
+        self.awaited.insert(change.vm.clone(), Awaited { number, before: None });
     }
 
     /// Notes a change that was not done.
@@ -79,12 +76,8 @@ impl Log {
         self.tell(at_s, change, &format!("not done: {why}"));
     }
 
-    /// Notes a change of the memory of a guest, and what came of it.
-    pub(super) fn told(&mut self, at_s: u64, change: &Move, outcome: &str) {
-        self.tell(at_s, change, outcome);
-    }
-
-    fn tell(&mut self, at_s: u64, change: &Move, outcome: &str) -> usize {
+    /// Notes a change, and what came of it. Returns the index of the decision.
+    pub(super) fn tell(&mut self, at_s: u64, change: &Move, outcome: &str) -> usize {
         let decision = decision(at_s, change, outcome);
         tracing::info!("{}", line(&decision));
         self.push(decision)
@@ -113,10 +106,10 @@ impl Log {
 
     /// Counts what the cache of a VM answered since its change. When that `is_due`, adds it to the outcome.
     pub(super) fn note_answered(&mut self, vm: &str, process: (u32, u32), answered: (u64, u64), is_due: bool) {
-        let Some(before) = self.awaited.get_mut(vm) else { return };
-        let number = self.newest.get(vm).copied().unwrap_or_default();
-        let Some(first) = *before else {
-            *before = Some(Before { process, answered, number });
+        let Some(awaited) = self.awaited.get_mut(vm) else { return };
+        let number = awaited.number;
+        let Some(first) = awaited.before else {
+            awaited.before = Some(Before { process, answered });
             return;
         };
         if !is_due {
@@ -126,7 +119,7 @@ impl Log {
         let hits = answered.0.saturating_sub(first.answered.0);
         let misses = answered.1.saturating_sub(first.answered.1);
         let all = hits.saturating_add(misses);
-        let at = first.number.checked_sub(self.forgotten);
+        let at = number.checked_sub(self.forgotten);
         if let Some(decision) = at.and_then(|at| self.decisions.get_mut(at))
             && first.process == process
             && all > 0
@@ -233,7 +226,7 @@ mod tests {
             log.note_answered(&vm, (1, 0), (0, 0), false);
             log.forget(&vm);
         }
-        assert_eq!((log.awaited.len(), log.newest.len(), log.decisions().len()), (0, 0, 3));
+        assert_eq!((log.awaited.len(), log.decisions().len()), (0, 3));
         // One of the same name that comes later is another one.
         log.note_answered("vm0", (1, 0), (0, 1), true);
         assert_eq!(outcomes(&log), ["set"; 3]);

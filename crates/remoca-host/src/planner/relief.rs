@@ -267,7 +267,7 @@ impl Planner {
     pub(super) fn end_relief(&mut self, at: Moment, name: &str, is_seen: bool, outcome: &str) {
         let ended = self.reliefs.extract_if(.., |relief| relief.vm == name).last();
         if let Some(relief) = ended {
-            self.log.told(at.unix_s, &relief, outcome);
+            self.log.tell(at.unix_s, &relief, outcome);
             self.note_untold(name, !is_seen);
         }
     }
