@@ -14,7 +14,7 @@ use remoca_protocol::{ErrorCode, Hello, PageCount, Token};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout_at};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
 use crate::command::{TakeBackError, TakenBack};
 use crate::keeper::Keeper;
@@ -23,7 +23,7 @@ use crate::mapped_session::MappedSession;
 use crate::registry::{Handle, Left, Registry, status_of};
 use crate::session::SessionEnd;
 use crate::status::{MappedStatus, PoolStatus, Totals, WorkerReport, shown};
-use crate::worker::{Arrival, Farewells, Shared, random_generation};
+use crate::worker::{Arrival, Farewells, Shared, random_generation, reached};
 
 /// Interval at which the memory of all pools is looked at.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -116,14 +116,8 @@ impl MappedWorker {
             for pool in self.ended.take() {
                 self.finish(pool);
             }
-            let expiry = self.registry.borrow().next_expiry();
+            let expired = reached(self.registry.borrow().next_expiry());
             let has_pools = self.registry.borrow().pools().next().is_some();
-            let expired = async {
-                match expiry {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 // An error means that the sender is gone: it is time to stop.
                 _ = stopped.changed() => return,

@@ -16,13 +16,14 @@ use remoca_protocol::{
     ErrorCode, ErrorReply, Frame, MAPPED_VERSION, PageCount, ReceiveBuffer, RequestId, SendCount, TAKE_BACK_MS, Welcome,
 };
 use tokio::task::{spawn_blocking, spawn_local};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use crate::keeper::Keeper;
 use crate::mapped_pool::{MappedPool, Refusal};
 use crate::pool::ResizeRefusal;
 use crate::session::{SessionEnd, Violation};
 use crate::stream::Stream;
+use crate::worker::reached;
 
 /// Time that a client has to answer a TAKEBACK.
 const TAKE_BACK: Duration = Duration::from_millis(TAKE_BACK_MS);
@@ -89,18 +90,12 @@ impl MappedSession {
 
     async fn next_event(&mut self) -> Result<Event, SessionEnd> {
         let Self { stream, buffer, pool, answer_by, .. } = self;
-        let time_is_up = async {
-            match *answer_by {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             // An answer that is there counts, however late this thread looks at it.
             biased;
             count = stream.read(buffer.space()) => Ok(Event::Received(count?)),
             () = pool.called.notified() => Ok(Event::Called),
-            () = time_is_up => Ok(Event::TimeIsUp),
+            () = reached(*answer_by) => Ok(Event::TimeIsUp),
         }
     }
 

@@ -85,13 +85,7 @@ struct Worker {
 impl Worker {
     async fn serve(self: Rc<Self>, mut messages: mpsc::Receiver<Message>, mut stopped: watch::Receiver<()>) {
         loop {
-            let expiry = self.registry.borrow().next_expiry();
-            let expired = async {
-                match expiry {
-                    Some(at) => sleep_until(at).await,
-                    None => pending().await,
-                }
-            };
+            let expired = reached(self.registry.borrow().next_expiry());
             tokio::select! {
                 // An error means that the sender is gone: it is time to stop.
                 _ = stopped.changed() => return,
@@ -192,6 +186,14 @@ impl Drop for Attendance {
     fn drop(&mut self) {
         drop(self.worker.registry.borrow_mut().leave(&self.hello, self.left, Instant::now()));
         self.worker.left.notify_one();
+    }
+}
+
+/// Returns once it is `time`; never if there is none.
+pub(crate) async fn reached(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
     }
 }
 
