@@ -8,14 +8,13 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
-use remoca_protocol::kept_pool::KeptPool;
 
 use crate::arena::{Arena, CHUNK_PAGES};
 use crate::config::{Config, PageLocking};
 use crate::error::StartError;
 use crate::helpers::Helpers;
 use crate::host;
-use crate::keeper::{Keeper, Kept, Left};
+use crate::keeper::{Keeper, Left};
 use crate::mapped_pool::{MappedPool, lent_for};
 use crate::memfile::PoolFile;
 
@@ -50,7 +49,7 @@ pub(crate) fn arena_and_pools(
     }
     for left in received {
         let token = left.record.token;
-        match TakeUp::begin(left, most - chunks, quota)?.wait(STEP_PATIENCE, &mut going) {
+        match take_up_apart(left, most - chunks, quota, &mut going)? {
             Ok((left, used)) => {
                 chunks += used;
                 pools.push(left);
@@ -60,7 +59,7 @@ pub(crate) fn arena_and_pools(
     }
     let (arena, mut lent) = Arena::beside(config.memory_bytes, config.locking, chunks, progress)?;
     let mut resume = |left: Left| {
-        let used = lent.split_off(lent.len().saturating_sub(chunks_of(&left)));
+        let used = lent.split_off(lent.len().saturating_sub(lent_chunks(left.record.npages)));
         let (token, pages) = (left.record.token, left.record.npages.0);
         tracing::info!(?token, pages, "a mapped pool of the former server waits for its client");
         MappedPool::resume(left, Arc::clone(&arena), Arc::clone(helpers), quota, used)
@@ -69,69 +68,55 @@ pub(crate) fn arena_and_pools(
     Ok((arena, pools))
 }
 
-fn chunks_of(left: &Left) -> usize {
-    lent_chunks(left.record.npages)
-}
-
 fn lent_chunks(granted: PageCount) -> usize {
     (granted.0 as usize).div_ceil(CHUNK_PAGES)
 }
 
-/// A pool that is being taken up, on a thread of its own: its client can hold it up for ever. If the thread is not waited for any
-/// longer, it ends the pool as soon as it can.
-struct TakeUp {
-    record: KeptPool,
-    kept: Kept,
-    steps: mpsc::Receiver<Step>,
-}
-
+/// What a thread tells that takes up a pool.
 enum Step {
     Going,
     /// The number of chunks in place of the pool's memory, which is punched if there is an error.
     Done(PoolFile, io::Result<usize>),
 }
 
-impl TakeUp {
-    fn begin(left: Left, room: usize, quota: PageCount) -> Result<Self, StartError> {
-        let Left { record, memory, kept } = left;
-        // A step is passed on only while somebody waits for it.
-        let (sender, steps) = mpsc::sync_channel(0);
-        let work = move || {
-            let mut going = || drop(sender.send(Step::Going));
-            let taken = take_up(&memory, record.npages, room, quota, &mut going);
-            if taken.is_err() {
-                // Its client may still have it, but its memory is free.
-                let _punched = memory.punch_telling(PageCount(0), &mut going);
-            }
-            if let Err(mpsc::SendError(Step::Done(memory, _))) = sender.send(Step::Done(memory, taken)) {
-                let _punched = memory.punch(PageCount(0));
-            }
-        };
-        std::thread::Builder::new().name("remoca-take-up".into()).spawn(work).map_err(StartError::Thread)?;
-        Ok(Self { record, kept, steps })
-    }
-
-    /// Returns the pool, and the number of chunks in place of its memory. Waits `patience` for each step, and calls `going` after it.
-    ///
-    /// # Errors
-    /// Why the pool is ended. Nobody will come back for it.
-    fn wait(self, patience: Duration, going: &mut dyn FnMut()) -> io::Result<(Left, usize)> {
-        let Self { record, kept, steps } = self;
-        let taken = loop {
-            match steps.recv_timeout(patience) {
-                Ok(Step::Going) => going(),
-                Ok(Step::Done(memory, taken)) => break taken.map(|used| (memory, used)),
-                Err(_) => break Err(io::Error::other(HELD)),
-            }
-        };
-        match taken {
-            Ok((memory, used)) => Ok((Left { record, memory, kept }, used)),
-            Err(error) => {
-                kept.release();
-                Err(error)
-            }
+/// Takes up a pool on a thread of its own, as its client can hold that up for ever, and calls `going` after each step. If a step takes too
+/// long, the thread ends the pool as soon as it can. Returns the pool and the number of chunks in place of its memory, or why it is ended:
+/// nobody will come back for it.
+///
+/// # Errors
+/// If there is no thread for it.
+fn take_up_apart(
+    left: Left,
+    room: usize,
+    quota: PageCount,
+    going: &mut dyn FnMut(),
+) -> Result<io::Result<(Left, usize)>, StartError> {
+    let Left { record, memory, kept } = left;
+    // A step is passed on only while somebody waits for it.
+    let (sender, steps) = mpsc::sync_channel(0);
+    let work = move || {
+        let mut going = || drop(sender.send(Step::Going));
+        let taken = take_up(&memory, record.npages, room, quota, &mut going);
+        if taken.is_err() {
+            // Its client may still have it, but its memory is free.
+            let _punched = memory.punch_telling(PageCount(0), &mut going);
         }
+        if let Err(mpsc::SendError(Step::Done(memory, _))) = sender.send(Step::Done(memory, taken)) {
+            let _punched = memory.punch(PageCount(0));
+        }
+    };
+    std::thread::Builder::new().name("remoca-take-up".into()).spawn(work).map_err(StartError::Thread)?;
+    let taken = loop {
+        match steps.recv_timeout(STEP_PATIENCE) {
+            Ok(Step::Going) => going(),
+            Ok(Step::Done(memory, taken)) => break taken.map(|used| (memory, used)),
+            Err(_) => break Err(io::Error::other(HELD)),
+        }
+    };
+    if taken.is_err() {
+        kept.release();
     }
+    Ok(taken.map(|(memory, used)| (Left { record, memory, kept }, used)))
 }
 
 /// Locks the granted pages of a pool, and punches all others. Returns the number of chunks in place of its memory.
