@@ -44,6 +44,9 @@ mod tests {
     fn a_refused_number_of_the_command_line_is_answered_with_what_is_accepted() {
         for (words, expected) in [
             ("status -i 1 -c x", "`x` is not a whole number"),
+            ("status -i 86401", "`86401` is not a whole number of seconds from 1 to 86400"),
+            ("top -i 0.1", "`0.1` is not a whole number of seconds from 1 to 3600"),
+            ("web -i 0", "`0` is not a whole number of seconds from 1 to 3600"),
             ("sim --one-of 0", "`0` is not a whole number from 1 to 4096"),
             ("disk --nbd-settle 1h", "`1h` is not a whole number of seconds from 0 to 3600"),
             ("disk --poll-max-us 1001", "`1001` is not a whole number of microseconds from 0 to 1000"),

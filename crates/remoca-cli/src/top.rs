@@ -1,5 +1,6 @@
 //! `remoca top`: all VMs of this host on a terminal.
 
+use crate::number::whole_in;
 use crate::runtime::{self, KnownSockets};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -21,7 +22,8 @@ pub struct TopArgs {
     names: Vec<String>,
 
     /// Time between two looks
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 4, value_parser = crate::time::parse_seconds_of_hour)]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 4,
+          value_parser = whole_in("number of seconds", 1_u32..=3600))]
     interval: u32,
 
     /// Print one frame as text, of what happens in a second, and exit

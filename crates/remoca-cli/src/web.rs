@@ -1,5 +1,6 @@
 //! `remoca web`: a page and metrics of all VMs of this host.
 
+use crate::number::whole_in;
 use crate::top::{host_socket, sockets_of};
 use anyhow::{Result, anyhow};
 use clap::Args;
@@ -38,7 +39,8 @@ pub struct WebArgs {
     socket_group: Option<u32>,
 
     /// Time between two snapshots
-    #[arg(short, long, value_name = "SECONDS", default_value_t = 5, value_parser = crate::time::parse_seconds_of_hour)]
+    #[arg(short, long, value_name = "SECONDS", default_value_t = 5,
+          value_parser = whole_in("number of seconds", 1_u32..=3600))]
     interval: u32,
 }
 

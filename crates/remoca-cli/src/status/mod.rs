@@ -7,7 +7,7 @@ pub mod server;
 mod table;
 
 use crate::form::Form;
-use crate::number::parse_whole;
+use crate::number::{parse_whole, whole_in};
 use crate::output::say;
 use crate::runtime;
 use crate::settings::Folder;
@@ -39,7 +39,7 @@ pub struct StatusArgs {
     name: Option<String>,
 
     /// Repeat at this interval; later figures are those of the interval
-    #[arg(short, long, value_name = "SECONDS", value_parser = crate::time::parse_seconds_of_day)]
+    #[arg(short, long, value_name = "SECONDS", value_parser = whole_in("number of seconds", 1_u32..=86_400))]
     interval: Option<u32>,
 
     /// Stop after this many repetitions [default: never]
