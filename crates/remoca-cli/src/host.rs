@@ -248,11 +248,11 @@ pub fn check(file: &file::Settings) -> Result<()> {
         return Ok(());
     }
     let merged = Merged::new(&schema(), &[], &[file])?;
-    settings(&HostArgs::from_arg_matches(&merged.matches)?).map(drop)
+    settings(&HostArgs::from_arg_matches(&merged.matches)?).map(drop).context(WrongOptions)
 }
 
 fn divide(args: &HostArgs) -> Result<()> {
-    let settings = settings(args)?;
+    let settings = settings(args).context(WrongOptions)?;
     let directory = args.place.folder()?;
     if args.once && args.place.sockets.is_some() {
         check_folder(&directory)?;
@@ -289,27 +289,25 @@ fn divide(args: &HostArgs) -> Result<()> {
     }
 }
 
+/// Returns the settings of the daemon, as far as these options can be used.
 fn settings(args: &HostArgs) -> Result<Settings> {
     let Some(total_bytes) = args.total else {
-        let advice = "no total: say --total SIZE, or in the table [host] of remoca.toml, how much memory all VMs may have together";
-        return Err(anyhow!(advice).context(WrongOptions));
+        bail!(
+            "no total: say --total SIZE, or in the table [host] of remoca.toml, how much memory all VMs may have together"
+        );
     };
     if !(2 << 20..=1 << 46).contains(&total_bytes) {
-        return Err(anyhow!("a total of {total_bytes} bytes: from 2M to 64T are possible").context(WrongOptions));
+        bail!("a total of {total_bytes} bytes: from 2M to 64T are possible");
     }
     if args.apply && args.policy != Division::Optimal {
-        return Err(anyhow!("this policy is for comparison: leave out --apply or --policy").context(WrongOptions));
+        bail!("this policy is for comparison: leave out --apply or --policy");
     }
     if args.interval < INTERVAL_MIN {
-        return Err(
-            anyhow!("an interval of {} ms: at least 100 are needed", args.interval.as_millis()).context(WrongOptions)
-        );
+        bail!("an interval of {} ms: at least 100 are needed", args.interval.as_millis());
     }
     if args.window < WINDOW_MIN {
         let window = args.window.as_millis();
-        return Err(
-            anyhow!("a window of {window} ms: at least 1s is needed between two changes of a VM").context(WrongOptions)
-        );
+        bail!("a window of {window} ms: at least 1s is needed between two changes of a VM");
     }
     let guests = guest_terms(args, total_bytes)?;
     Ok(Settings {
@@ -330,21 +328,20 @@ fn guest_terms(args: &HostArgs, total_bytes: u64) -> Result<Option<GuestTerms>> 
         return Ok(None);
     }
     if args.tier != Tier::Local {
-        let advice = "--guests moves memory of this host, so it needs --tier local: memory at servers is elsewhere";
-        return Err(anyhow!(advice).context(WrongOptions));
+        bail!("--guests moves memory of this host, so it needs --tier local: memory at servers is elsewhere");
     }
     if args.policy != Division::Optimal {
-        return Err(anyhow!("this policy is for comparison: leave out --guests or --policy").context(WrongOptions));
+        bail!("this policy is for comparison: leave out --guests or --policy");
     }
     let reserve_bytes = args.reserve.unwrap_or(RESERVE_BYTES.min(total_bytes / 8).max(RESERVE_MIN));
     if reserve_bytes < RESERVE_MIN {
         let reserve = show_size(reserve_bytes);
         let advice = "with --guests at least 2M is needed, or no guest that is short of memory gets any back from it";
-        return Err(anyhow!("a reserve of {reserve}: {advice}").context(WrongOptions));
+        bail!("a reserve of {reserve}: {advice}");
     }
     if reserve_bytes > total_bytes / 2 {
         let (reserve, total) = (show_size(reserve_bytes), show_size(total_bytes));
-        return Err(anyhow!("a reserve of {reserve} of a total of {total}: half of it at most").context(WrongOptions));
+        bail!("a reserve of {reserve} of a total of {total}: half of it at most");
     }
     // A single look is for a round that is wanted now.
     let rest = if args.once { Duration::ZERO } else { args.round };
