@@ -3,6 +3,7 @@
 use remoca_guest_tests::{Host, Image, LIMIT, Result, assert_kernel_is_content, remoca, unless_qemu_aborts};
 use remoca_host::guest::{GuestMemory, Monitor, Qemu, Unusable, Virsh};
 use remoca_lab::{DomainXml, Guest, GuestConfig, Lab, Service, store, workload::dataset};
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -10,21 +11,28 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 const TIER_BYTES: u64 = 8 * MIB;
 
+/// Memory of a guest, as its monitor and its VM process tell.
+#[derive(Debug)]
+struct Seen {
+    memory: GuestMemory,
+    resident: u64,
+}
+
+impl Deref for Seen {
+    type Target = GuestMemory;
+
+    fn deref(&self) -> &GuestMemory {
+        &self.memory
+    }
+}
+
 /// Reads the guest's memory, as the daemon does, until `done`.
-fn wait_for(
-    monitor: &mut dyn Monitor,
-    host: &Host,
-    what: &str,
-    mut done: impl FnMut(&GuestMemory) -> bool,
-) -> Result<GuestMemory> {
+fn wait_for(monitor: &mut dyn Monitor, host: &Host, what: &str, mut done: impl FnMut(&Seen) -> bool) -> Result<Seen> {
     let deadline = Instant::now() + LIMIT;
     loop {
-        let read = monitor.read().map(|memory| match host.status() {
-            Ok(status) => memory.with_status(&status),
-            Err(_) => memory,
-        });
-        match read {
-            Ok(memory) if done(&memory) => return Ok(memory),
+        let resident = || host.status().ok()?.memory.guest_resident_bytes;
+        match monitor.read().map(|memory| Seen { memory, resident: resident().unwrap_or_default() }) {
+            Ok(seen) if done(&seen) => return Ok(seen),
             // A guest that is emulated on a busy machine may be late; nothing else may be wrong.
             Err(Unusable::Advised(why)) => return Err(format!("{what}: {why}").into()),
             other if Instant::now() > deadline => return Err(format!("{what}: not in time; {other:?}").into()),
@@ -153,10 +161,6 @@ fn end_work(guest: &mut Guest) -> Result<()> {
     assert_kernel_is_content(guest)
 }
 
-fn resident(memory: &GuestMemory) -> u64 {
-    memory.resident_bytes.unwrap_or_default()
-}
-
 #[test]
 fn a_balloon_gives_memory_to_the_local_tier_and_gets_it_back() -> Result<()> {
     const LENT: u64 = 96 * MIB;
@@ -170,21 +174,21 @@ fn a_balloon_gives_memory_to_the_local_tier_and_gets_it_back() -> Result<()> {
     start_work(&mut guest)?;
     let mut monitor = Qemu::new(socket);
     let boot = 256 * MIB;
-    let before = wait_for(&mut monitor, &host, "the guest uses its memory", |memory| resident(memory) > boot / 4 * 3)?;
+    let before = wait_for(&mut monitor, &host, "the guest uses its memory", |memory| memory.resident > boot / 4 * 3)?;
     assert_eq!((before.boot_bytes, before.actual_bytes), (boot, boot));
 
     monitor.set_bytes(boot - LENT)?;
     let lent = wait_for(&mut monitor, &host, "the balloon is inflated, and the host has its memory", |memory| {
-        memory.actual_bytes == boot - LENT && resident(memory) + LENT / 10 * 9 <= resident(&before)
+        memory.actual_bytes == boot - LENT && memory.resident + LENT / 10 * 9 <= before.resident
     })?;
-    println!("resident: {} MiB, then {} MiB", resident(&before) / MIB, resident(&lent) / MIB);
+    println!("resident: {} MiB, then {} MiB", before.resident / MIB, lent.resident / MIB);
     host.set_local(TIER_BYTES + LENT)?;
     host.wait_until("the tier grows", |status| status.cache.local_granted_bytes == TIER_BYTES + LENT)?;
     rounds(&mut guest, 2)?;
     let told = wait_for(&mut monitor, &host, "the guest tells of its memory", |memory| {
         memory.available_bytes.is_some() && memory.pressure.major_faults_per_s.is_some()
     })?;
-    assert!(resident(&told) <= boot - LENT + LENT / 10, "nothing that was given is touched: {told:?}");
+    assert!(told.resident <= boot - LENT + LENT / 10, "nothing that was given is touched: {told:?}");
     assert!(host.counter("frames_looked_at")? > 1000, "the VM process looks at the guest's memory");
 
     host.set_local(TIER_BYTES)?;
@@ -192,7 +196,7 @@ fn a_balloon_gives_memory_to_the_local_tier_and_gets_it_back() -> Result<()> {
     monitor.set_bytes(boot)?;
     wait_for(&mut monitor, &host, "the balloon is deflated", |memory| memory.actual_bytes == boot)?;
     wait_for(&mut monitor, &host, "the guest uses its memory again", |memory| {
-        resident(memory) >= resident(&lent) + LENT / 10 * 8
+        memory.resident >= lent.resident + LENT / 10 * 8
     })?;
     rounds(&mut guest, 1)?;
     end_work(&mut guest)?;
@@ -221,11 +225,10 @@ fn a_domain_of_libvirt_is_read_and_asked_by_virsh() -> Result<()> {
         let mut guest = config.boot_under(&lab, libvirt, &with_slots)?;
         guest.run("modprobe virtio_balloon", LIMIT)?;
         let boot = wait_for(&mut monitor, &host, "the domain is read", |memory| memory.actual_bytes == 192 * MIB)?;
-        assert_eq!((boot.boot_bytes, boot.held), (192 * MIB, None));
+        assert_eq!((boot.boot_bytes, &boot.held), (192 * MIB, &None));
         monitor.set_bytes(160 * MIB)?;
         wait_for(&mut monitor, &host, "the balloon is inflated", |memory| memory.actual_bytes == 160 * MIB)?;
-        let told =
-            |memory: &GuestMemory| memory.available_bytes.is_some() && memory.pressure.swapped_in_per_s.is_some();
+        let told = |memory: &Seen| memory.available_bytes.is_some() && memory.pressure.swapped_in_per_s.is_some();
         wait_for(&mut monitor, &host, "the guest tells of its memory", told)?;
         // A DIMM is in no size, and what is lent still comes back.
         let dimm = host.folder().join("dimm.xml");

@@ -1,7 +1,7 @@
 //! What a VM process answered, checked: nothing that it says is believed because it says it.
 
 use crate::curve::Curve;
-use crate::guest::GuestMemory;
+use crate::guest::AGENT_SILENT_AFTER;
 use crate::resource::Resource;
 use remoca_protocol::control::Status;
 
@@ -63,7 +63,6 @@ impl Reading {
         }
         let blocks_read =
             status.disks.iter().fold(0_u64, |sum, disk| sum.saturating_add(disk.traffic.read_bytes / 4096));
-        let guest = GuestMemory::default().with_status(status);
         Ok(Self {
             process: (status.pid, status.upgrades),
             wanted,
@@ -71,8 +70,8 @@ impl Reading {
             fixed: resource.fixed(status),
             is_left_alone: status.server.as_ref().is_some_and(|server| server.breaker != "closed"),
             blocks_read,
-            guest_resident: guest.resident_bytes,
-            guest_waits: guest.pressure.some_avg10,
+            guest_resident: status.memory.guest_resident_bytes,
+            guest_waits: guest_waits(status),
             answered: resource.answered(status),
             curve,
         })
@@ -85,6 +84,14 @@ impl Reading {
     }
 }
 
+/// Returns the share of the last ten seconds in which some task of the guest waited for memory, in percent, if its agent said so lately.
+fn guest_waits(status: &Status) -> Option<f64> {
+    let port = status.port.as_ref()?;
+    let is_new = port.agent_heard_s_ago.is_some_and(|seconds| seconds <= AGENT_SILENT_AFTER.as_secs());
+    let wait = port.agent.filter(|_| is_new)?.memory_wait?;
+    Some(f64::from(wait) / 100.)
+}
+
 /// Returns a text of a stranger that is fit to be shown.
 fn shown(text: &str) -> String {
     const CHARACTERS_MAX: usize = 40;
@@ -95,6 +102,7 @@ fn shown(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::testing::status;
+    use serde_json::json;
 
     fn of(status: &Status) -> Result<Reading, String> {
         Reading::new("web1", Resource::Cache, status, None)
@@ -111,6 +119,22 @@ mod tests {
         let mut huge = good;
         huge.cache.granted_bytes = u64::MAX;
         assert!(of(&huge).unwrap_err().contains("no process can"));
+    }
+
+    #[test]
+    fn what_the_vm_process_knows_of_its_guest_is_read() {
+        let mut status = status("web1", 0, 0);
+        let of_guest = |status: &Status| of(status).map(|reading| (reading.guest_resident, reading.guest_waits));
+        assert_eq!(of_guest(&status), Ok((None, None)));
+        status.memory.guest_resident_bytes = Some(7);
+        let told = |heard: u64| {
+            json!({"socket": "p", "attached": true, "nbd_clients": null, "advice": 0, "agent_heard_s_ago": heard,
+                "agent": {"captured": 0, "lost": 0, "sampled_out": 0, "written": 0, "cookie": 0, "memory_wait": 1250}})
+        };
+        for (heard, waits) in [(15, Some(12.5)), (16, None)] {
+            status.port = Some(serde_json::from_value(told(heard)).unwrap());
+            assert_eq!(of_guest(&status), Ok((Some(7), waits)));
+        }
     }
 
     #[test]

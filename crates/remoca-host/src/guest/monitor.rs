@@ -1,7 +1,6 @@
 //! What a monitor tells, and does.
 
 use crate::text::shortened;
-use remoca_protocol::control::{PortStatus, Status};
 use std::time::Duration;
 
 /// Age at which the agent's report says nothing about now. An agent that runs reports at least every ten seconds.
@@ -9,15 +8,13 @@ pub const AGENT_SILENT_AFTER: Duration = Duration::from_secs(15);
 /// Greatest memory of a guest that is believed: 64 TiB.
 const BOOT_BYTES_MAX: u64 = 1 << 46;
 
-/// Memory of one guest, as its monitor and its VM process tell.
+/// Memory of one guest, as its monitor tells.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GuestMemory {
     /// Memory that the guest had at boot.
     pub boot_bytes: u64,
     /// Memory that the balloon leaves to the guest now.
     pub actual_bytes: u64,
-    /// Memory of the host that the guest's memory takes, as the VM process sees it. A monitor does not know it.
-    pub resident_bytes: Option<u64>,
     /// Memory that the guest says it could use without swapping.
     pub available_bytes: Option<u64>,
     pub pressure: Pressure,
@@ -32,8 +29,6 @@ pub struct GuestMemory {
 /// What a guest says about its shortage of memory. Rates are those since the last reading.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
-    /// Share of the last ten seconds in which some task waited for memory, in percent.
-    pub some_avg10: Option<f64>,
     pub major_faults_per_s: Option<f64>,
     /// Pages swapped in.
     pub swapped_in_per_s: Option<f64>,
@@ -61,20 +56,6 @@ pub trait Monitor: Send {
     /// # Errors
     /// Why it was not asked. It may have been all the same if the monitor fell silent in the middle.
     fn set_bytes(&mut self, bytes: u64) -> Result<(), String>;
-}
-
-impl GuestMemory {
-    /// Returns this with what the VM process of the guest knows about it.
-    #[must_use]
-    pub fn with_status(mut self, status: &Status) -> Self {
-        self.resident_bytes = status.memory.guest_resident_bytes;
-        let port = status.port.as_ref();
-        let is_fresh = |seconds: u64| seconds <= AGENT_SILENT_AFTER.as_secs();
-        let is_new = |port: &&PortStatus| port.agent_heard_s_ago.is_some_and(is_fresh);
-        let wait = port.filter(is_new).and_then(|port| port.agent?.memory_wait);
-        self.pressure.some_avg10 = wait.map(|wait| f64::from(wait) / 100.);
-        self
-    }
 }
 
 /// Returns sizes that can be, with what the guest tells within them.
@@ -133,7 +114,6 @@ pub(super) fn plugged_memory(kind: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn sizes_that_cannot_be_are_not_believed_and_what_a_guest_tells_is_within_them() {
@@ -146,23 +126,6 @@ mod tests {
         }
         for (boot, actual) in [(8, 0), (8, 9), (0, 0), (BOOT_BYTES_MAX + 1, 1)] {
             assert!(matches!(of(boot, actual), Err(Unusable::Silent(_))), "{boot} {actual}");
-        }
-    }
-
-    #[test]
-    fn what_the_vm_process_knows_of_its_guest_is_added() {
-        let mut status = crate::testing::status("a", 0, 0);
-        let memory = GuestMemory { boot_bytes: 1, ..GuestMemory::default() };
-        assert_eq!(memory.clone().with_status(&status), memory);
-        status.memory.guest_resident_bytes = Some(7);
-        let told = |heard: u64| {
-            json!({"socket": "p", "attached": true, "nbd_clients": null, "advice": 0, "agent_heard_s_ago": heard,
-                "agent": {"captured": 0, "lost": 0, "sampled_out": 0, "written": 0, "cookie": 0, "memory_wait": 1250}})
-        };
-        for (heard, some) in [(15, Some(12.5)), (16, None)] {
-            status.port = Some(serde_json::from_value(told(heard)).unwrap());
-            let with = memory.clone().with_status(&status);
-            assert_eq!((with.resident_bytes, with.pressure.some_avg10), (Some(7), some));
         }
     }
 }

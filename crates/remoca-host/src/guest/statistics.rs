@@ -84,7 +84,6 @@ fn between(earlier: &Told, later: &Told) -> Pressure {
         Some(count as f64 / seconds? as f64)
     };
     Pressure {
-        some_avg10: None,
         major_faults_per_s: rate(|told| told.major_faults),
         swapped_in_per_s: rate(|told| told.swapped_in_pages),
     }
@@ -104,7 +103,7 @@ mod tests {
     }
 
     fn rates(faults: f64, swapped: f64) -> Pressure {
-        Pressure { some_avg10: None, major_faults_per_s: Some(faults), swapped_in_per_s: Some(swapped) }
+        Pressure { major_faults_per_s: Some(faults), swapped_in_per_s: Some(swapped) }
     }
 
     #[test]

@@ -459,8 +459,7 @@ impl KnownGuest {
     pub(super) fn pressure(&self) -> Option<String> {
         let memory = self.memory.as_ref().filter(|_| self.unusable.is_none())?;
         let over = |number: Option<f64>, most: f64| number.filter(|number| *number > most);
-        let waits = self.waits.map(|(share, _)| share);
-        if let Some(share) = over(memory.pressure.some_avg10.or(waits), WAITING_MAX) {
+        if let Some(share) = over(self.waits.map(|(share, _)| share), WAITING_MAX) {
             return Some(format!("its tasks wait for memory {share:.0} % of the time"));
         }
         if let Some(pages) = over(memory.pressure.swapped_in_per_s, SWAPPED_IN_MAX) {

@@ -149,7 +149,7 @@ impl Guest {
             available_bytes: (looks < self.mute_from).then_some(self.actual / 2),
             held: (looks >= self.held_from).then(|| "its guest is migrating".into()),
             leaves: self.leaves && looks >= self.held_from,
-            pressure: Pressure { some_avg10: is_short.then_some(60.), ..Pressure::default() },
+            pressure: Pressure { swapped_in_per_s: is_short.then_some(60.), ..Pressure::default() },
             ..GuestMemory::default()
         })
     }

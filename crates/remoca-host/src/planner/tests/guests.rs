@@ -198,7 +198,7 @@ fn a_guest_that_is_short_of_memory_gets_its_own_back_from_the_reserve() {
     // It says so for ever, and gets nothing else.
     assert!(sizes(&world)[1].1 <= 20 && world.guest("vm1").target == HOME * UNIT);
     let log = world.planner.record().decisions;
-    assert!(log.iter().any(|decision| decision.why.contains("it is short of memory: its tasks wait")), "{log:?}");
+    assert!(log.iter().any(|decision| decision.why.contains("it is short of memory: it swaps in")), "{log:?}");
 }
 
 #[test]

@@ -32,7 +32,6 @@ fn every_sign_of_a_shortage_counts_and_keeps_a_guest_from_lending() {
     assert_eq!((guest().pressure(), step(&guest())), (None, Some(HOME - 8 * UNIT)));
     let pressure = Pressure::default();
     for (memory, sign) in [
-        (GuestMemory { pressure: Pressure { some_avg10: Some(10.1), ..pressure }, ..memory(HOME) }, "tasks wait"),
         (GuestMemory { pressure: Pressure { swapped_in_per_s: Some(50.1), ..pressure }, ..memory(HOME) }, "swaps in"),
         (GuestMemory { pressure: Pressure { major_faults_per_s: Some(201.), ..pressure }, ..memory(HOME) }, "faults"),
         (GuestMemory { available_bytes: Some(HOME / 16 - 1), ..memory(HOME) }, "is available"),
