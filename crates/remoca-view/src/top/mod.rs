@@ -15,19 +15,19 @@ use crate::client;
 use crate::history::{self, History};
 use crate::snapshot::Snapshot;
 use crate::watch::{Sockets, Watch, runtime};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, bail};
 use app::Next;
-use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::crossterm::terminal;
+use ratatui::{DefaultTerminal, Terminal};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -60,23 +60,26 @@ pub fn run(options: Options) -> Result<()> {
     let keys = sender.clone();
     thread::Builder::new().name("snapshots".into()).spawn(move || snapshots(options, &sender))?;
     let mut terminal = ratatui::try_init().context("this terminal cannot be used; `remoca top --once` needs none")?;
-    thread::Builder::new().name("keys".into()).spawn(move || read_keys(&keys))?;
-    let mut app = App::default();
-    let result = loop {
-        if let Err(error) = terminal.draw(|frame| draw::draw(frame, &app, false)) {
-            break Err(error.into());
-        }
-        match events.recv() {
-            Ok(Message::Snapshot(snapshot)) => app.take(snapshot),
-            Ok(Message::Terminal(Event::Key(key))) if app.press(key) == Next::Quit => break Ok(()),
-            // It has another size, perhaps.
-            Ok(Message::Terminal(_)) => {}
-            Ok(Message::Lost(error)) => break Err(error),
-            Err(_) => break Err(anyhow!("nobody takes snapshots any longer")),
-        }
-    };
+    let result = show(&mut terminal, keys, &events);
     ratatui::restore();
     result
+}
+
+/// Shows the screen until a key ends it.
+fn show(terminal: &mut DefaultTerminal, keys: Sender<Message>, events: &Receiver<Message>) -> Result<()> {
+    thread::Builder::new().name("keys".into()).spawn(move || read_keys(&keys))?;
+    let mut app = App::default();
+    loop {
+        terminal.draw(|frame| draw::draw(frame, &app, false))?;
+        match events.recv() {
+            Ok(Message::Snapshot(snapshot)) => app.take(snapshot),
+            Ok(Message::Terminal(Event::Key(key))) if app.press(key) == Next::Quit => return Ok(()),
+            // It has another size, perhaps.
+            Ok(Message::Terminal(_)) => {}
+            Ok(Message::Lost(error)) => return Err(error),
+            Err(_) => bail!("nobody takes snapshots any longer"),
+        }
+    }
 }
 
 /// Returns whether a terminal of this kind shows more than lines of text, as far as is known.
