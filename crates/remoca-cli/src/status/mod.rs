@@ -17,9 +17,10 @@ use remoca_protocol::control::{Command, Status};
 use remoca_view::address::Address;
 use remoca_view::details::{self, Detail};
 use remoca_view::figures::{Figures, counter_since, is_same_program};
+use remoca_view::snapshot::Snapshot;
 use remoca_view::vm::Silence;
 use remoca_view::{Shown, client, text};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::thread::{self, ScopedJoinHandle};
@@ -202,9 +203,8 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 struct Answers {
     /// Number of the snapshot: of this command, or of the page.
     snapshot: u64,
-    vms: Vec<Status>,
-    /// Figures since the snapshot before, by the names of VMs, if a page has these.
-    recent: HashMap<String, Figures>,
+    /// Status of each VM, with its figures since the snapshot before, if a page has these.
+    vms: Vec<(Status, Option<Figures>)>,
     /// Why others did not.
     silent: Vec<String>,
 }
@@ -217,36 +217,23 @@ fn collect(args: &StatusArgs, taken: u64) -> Result<Answers> {
     let sockets = runtime::sockets(args.name.as_deref())?;
     let answers = ask_all(&sockets);
     if args.name.is_some() {
-        let vms = answers.into_iter().collect::<Result<_>>()?;
-        return Ok(Answers { snapshot: taken, vms, recent: HashMap::new(), silent: Vec::new() });
+        let vms = answers.into_iter().map(|answer| answer.map(|status| (status, None))).collect::<Result<_>>()?;
+        return Ok(Answers { snapshot: taken, vms, silent: Vec::new() });
     }
     // A killed process leaves its socket behind. The other VMs are still shown.
     let (mut vms, mut silent) = (Vec::new(), Vec::new());
     for answer in answers {
-        answer.map_or_else(|error| silent.push(format!("{error:#}")), |status| vms.push(status));
+        answer.map_or_else(|error| silent.push(format!("{error:#}")), |status| vms.push((status, None)));
     }
-    Ok(Answers { snapshot: taken, vms, recent: HashMap::new(), silent })
+    Ok(Answers { snapshot: taken, vms, silent })
 }
 
 /// Reads the newest snapshot of a page.
 fn read(page: &Address, name: Option<&str>) -> Result<Answers> {
-    let snapshot = client::snapshot(page)?;
-    let (mut answers, number) = (Answers::default(), snapshot.snapshot);
-    for vm in snapshot.vms.into_iter().filter(|vm| name.is_none_or(|name| vm.name == name)) {
-        match (vm.status, vm.silence) {
-            (Some(shown), _) => {
-                answers.recent.extend(shown.recent.map(|recent| (vm.name, recent)));
-                answers.vms.push(shown.status);
-            }
-            (None, silence) => {
-                let reason = silence.as_ref().map_or("it does not answer", Silence::text);
-                answers.silent.push(format!("{}: {reason}", vm.name));
-            }
-        }
-    }
+    let answers = Answers::of(client::snapshot(page)?, name);
     match name.filter(|_| answers.vms.is_empty()) {
         Some(name) => bail!("{page} has no VM `{name}` that answers"),
-        None => Ok(Answers { snapshot: number, ..answers }),
+        None => Ok(answers),
     }
 }
 
@@ -295,7 +282,8 @@ impl Page {
 /// Prints the status of all VMs. The figures of a VM that is in `before` are those since then.
 fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answers>) -> Result<()> {
     let earlier = before.map_or(&[][..], |before| &before.vms);
-    let mut vms: Vec<_> = now.vms.iter().map(|status| Line::of(status, earlier, now)).collect();
+    let mut vms: Vec<_> =
+        now.vms.iter().map(|(status, recent)| Line::of(status, recent.as_ref(), now.snapshot, earlier)).collect();
     vms.sort_by(|one, other| args.sort.compare(&one.shown.figures, &other.shown.figures));
     let mut out = BufWriter::new(std::io::stdout().lock());
     let view = view(args);
@@ -307,7 +295,7 @@ fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answe
         vms.iter().try_for_each(|vm| show_all(&mut out, vm, view))?;
     } else if !vms.is_empty() {
         let notice = |status: &Status| Some(format!("{}: {}", status.name, status.notice.as_ref()?));
-        remarks.extend(now.vms.iter().filter_map(notice));
+        remarks.extend(now.vms.iter().filter_map(|(status, _)| notice(status)));
         show_table(&mut out, page, vms.into_iter().map(|vm| vm.shown.figures).collect(), view)?;
     }
     let written = out.flush();
@@ -337,7 +325,7 @@ fn show_table(out: &mut impl Write, page: &mut Page, mut figures: Vec<Figures>, 
 /// Returns what `remoca status -v` prints about one VM.
 pub fn details_of(status: &Status) -> String {
     let mut text = Vec::new();
-    let vm = Line::of(status, &[], &Answers::default());
+    let vm = Line::of(status, None, 0, &[]);
     // Nothing fails in memory.
     let _ = show_all(&mut text, &vm, View::Totals);
     String::from_utf8_lossy(&text).into_owned()
@@ -363,13 +351,35 @@ fn show_all(out: &mut impl Write, vm: &Line<'_>, view: View) -> Result<()> {
     Ok(())
 }
 
+impl Answers {
+    /// Returns what a page's snapshot has of the VM with this name, or of all.
+    fn of(snapshot: Snapshot, name: Option<&str>) -> Self {
+        let mut answers = Self { snapshot: snapshot.snapshot, ..Self::default() };
+        for vm in snapshot.vms.into_iter().filter(|vm| name.is_none_or(|name| vm.name == name)) {
+            match (vm.status, vm.silence) {
+                (Some(shown), _) => answers.vms.push((shown.status, shown.recent)),
+                (None, silence) => {
+                    let reason = silence.as_ref().map_or("it does not answer", Silence::text);
+                    answers.silent.push(format!("{}: {reason}", vm.name));
+                }
+            }
+        }
+        answers
+    }
+}
+
 impl<'a> Line<'a> {
-    /// Returns what is shown of `status`, one of the answers `now`. The figures are those since the status of the same program in
-    /// `before`.
-    fn of(status: &'a Status, before: &'a [Status], now: &Answers) -> Self {
-        let earlier = before.iter().find(|earlier| is_same_program(earlier, status));
-        let recent = now.recent.get(&status.name).cloned();
-        Self { shown: Shown { snapshot: now.snapshot, status, figures: Figures::of(status, earlier), recent }, earlier }
+    /// Returns what is shown of `status`, which is of this snapshot, with its `recent` figures. The others are those since the status of the
+    /// same program in `before`.
+    fn of(
+        status: &'a Status,
+        recent: Option<&Figures>,
+        snapshot: u64,
+        before: &'a [(Status, Option<Figures>)],
+    ) -> Self {
+        let earlier = before.iter().map(|(earlier, _)| earlier).find(|earlier| is_same_program(earlier, status));
+        let figures = Figures::of(status, earlier);
+        Self { shown: Shown { snapshot, status, figures, recent: recent.cloned() }, earlier }
     }
 }
 
@@ -421,6 +431,22 @@ mod tests {
         });
         let answered: Vec<_> = statuses.into_iter().map(|status| status.unwrap().name).collect();
         assert_eq!(answered, names);
+    }
+
+    /// Processes of two users may have one.
+    #[test]
+    fn figures_of_a_page_are_those_of_their_vm_though_another_one_has_its_name() {
+        let mut snapshot = remoca_view::testing::full_snapshot(2);
+        for (reads, vm) in (7..).zip(&mut snapshot.vms) {
+            let shown = vm.status.as_mut().unwrap();
+            shown.status.name = "web".into();
+            shown.recent.as_mut().unwrap().reads = reads;
+        }
+        let answers = Answers::of(snapshot, None);
+        let shown = |(status, recent): &(Status, Option<Figures>)| {
+            Line::of(status, recent.as_ref(), 2, &[]).shown.recent.map(|recent| recent.reads)
+        };
+        assert_eq!(answers.vms.iter().map(shown).collect::<Vec<_>>(), [Some(7), Some(8)]);
     }
 
     #[test]
