@@ -172,6 +172,8 @@ impl Monitors {
         if let Some(twin) = &known.twin {
             return Err(same_monitor(twin));
         }
+        // What became of an older call with this size says nothing about this one.
+        self.failed.retain(|(name, of, _)| name != vm || *of != bytes);
         known.next_bytes = Some(bytes);
         // What it said before is no sign that it was told.
         known.latest.take_if(|(_, said)| said.is_ok());

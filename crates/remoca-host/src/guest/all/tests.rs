@@ -146,7 +146,10 @@ fn a_late_refusal_of_an_older_size_is_none_of_the_new_one() {
     qemu.says.send(memory(4)).unwrap();
     monitors.left = FOR_EVER;
     assert_eq!(monitors.set_bytes("a", 4), Ok(()));
-    assert_eq!(monitors.failed(), [("a".to_owned(), 3, "it refuses".to_owned())]);
+    assert_eq!(monitors.failed, [("a".to_owned(), 3, "it refuses".to_owned())]);
+    // Nor is that of an older call with the same size.
+    qemu.says.send(memory(3)).unwrap();
+    assert_eq!((monitors.set_bytes("a", 3), monitors.failed()), (Ok(()), Vec::new()));
 }
 
 #[test]
