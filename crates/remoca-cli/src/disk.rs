@@ -12,7 +12,7 @@ use crate::settings::kept::Kept;
 use crate::settings::{Files, vm_path};
 use anyhow::{Context, Result, anyhow};
 use args::options;
-pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, configured, disks_of, options_of, schema};
+pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, PER_VM, configured, disks_of, options_of, schema};
 pub use files::without_former;
 use files::{Words, check_upgrade, recognise, usable};
 pub use qcow2::socket as qcow2_socket;

@@ -1,8 +1,9 @@
-//! Sockets: whether libvirt's QEMU, which runs as a user of its own, could connect.
+//! Sockets: whether libvirt's QEMU, which runs as a user of its own, could connect, and nobody else has them.
 
 use crate::vm::Vm;
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use remoca_disk::start::PortOptions;
+use remoca_io::socket::has_listener;
 use remoca_protocol::port::PORT_SERIAL;
 use remoca_view::finding::Finding;
 use std::ffi::CString;
@@ -29,12 +30,23 @@ pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     if vm.running.is_some() {
         return sockets.iter().map(|(name, path)| of_running(name, path, qemu.as_ref())).collect();
     }
-    match qemu {
-        Some(user) if user.uid != 0 && !vm.options.socket_group.is_some_and(|group| user.gids.contains(&group)) => {
-            vec![unreachable("sockets".into(), "only root will be able to connect".into(), &user)]
-        }
-        _ => Vec::new(),
+    let taken = sockets.iter().filter(|(_, path)| has_listener(path));
+    let mut findings: Vec<_> = taken.map(|(name, path)| of_another(name, path)).collect();
+    if let Some(user) = qemu
+        && user.uid != 0
+        && !vm.options.socket_group.is_some_and(|group| user.gids.contains(&group))
+    {
+        findings.push(unreachable("sockets".into(), "only root will be able to connect".into(), &user));
     }
+    findings
+}
+
+/// Returns what is wrong with a socket of a VM that does not run, at which a process listens.
+fn of_another(name: &str, path: &Path) -> Finding {
+    let found = format!("{}: a process listens there that is not this VM's", path.display());
+    let advice = "This VM cannot start, and a guest of it may get the disks of another one. `remoca config check` names VMs that share a \
+                  socket, `ss -xlp` the process";
+    Finding::failed(format!("socket {name}"), found, advice)
 }
 
 /// Returns each socket that a hypervisor connects to, with what it is for.

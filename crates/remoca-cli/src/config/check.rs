@@ -1,15 +1,17 @@
 //! `remoca config check`: every problem of every file.
 
 use crate::output::output;
-use crate::settings::file::{DiskEntry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
+use crate::settings::file::{DiskEntry, Entry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
 use crate::settings::{Files, host_path, vm_path};
 use crate::{disk, host, look, memory, serve};
 use anyhow::{Context, Result, bail};
-use remoca_disk::start::{check_options, check_state};
+use remoca_disk::start::{Address, check_options, check_state};
+use remoca_io::address::Endpoint;
 use remoca_store::format;
-use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::io::Write;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// Checks the files of the VMs `names`, or of all VMs, and the host's file.
@@ -84,7 +86,7 @@ fn is_meant(names: &[String], folder: &Path, path: &Path) -> bool {
 
 /// Checks the files of the VMs `names`, or of `all` VMs, and the host's file by `of_host`.
 fn look(names: &[String], all: &[String], folder: &Path, of_host: &dyn Fn(&Text) -> Vec<Problem>) -> Looked {
-    let (mut problems, mut disks, mut count) = (Vec::new(), Vec::new(), 0);
+    let (mut problems, mut disks, mut uses, mut count) = (Vec::new(), Vec::new(), Vec::<Use>::new(), 0);
     let host = read(&host_path(folder), &mut problems);
     if let Some(text) = &host {
         count += 1;
@@ -94,6 +96,7 @@ fn look(names: &[String], all: &[String], folder: &Path, of_host: &dyn Fn(&Text)
         let Some(text) = read(&vm_path(folder, name), &mut problems) else { continue };
         let (settings, mut of_vm) = text.vm(&disk::schema().of_vm());
         add_new(&mut of_vm, text.vm_table(MEMORY, &memory::schema()).1);
+        uses.extend(uses_of(&settings));
         disks.extend(settings.disks.into_iter().flatten());
         if is_meant(names, folder, &text.path) {
             count += 1;
@@ -105,7 +108,9 @@ fn look(names: &[String], all: &[String], folder: &Path, of_host: &dyn Fn(&Text)
             problems.extend(of_vm);
         }
     }
-    problems.extend(shared(&disks).into_iter().filter(|problem| is_meant(names, folder, &problem.place.path)));
+    // What a file shares with one that is not asked for is a problem of the former.
+    uses.sort_by_key(|used| is_meant(names, folder, &used.place.path));
+    problems.extend(shared(&uses).into_iter().filter(|problem| is_meant(names, folder, &problem.place.path)));
     Looked { problems, disks, count }
 }
 
@@ -182,23 +187,158 @@ fn add_new(problems: &mut Vec<Problem>, more: Vec<Problem>) {
     }
 }
 
-/// Returns a problem for each image or socket that two disks have.
-fn shared(disks: &[DiskEntry]) -> Vec<Problem> {
-    let mut first: BTreeMap<PathBuf, &DiskEntry> = BTreeMap::new();
-    let mut problems = Vec::new();
-    for disk in disks {
-        let image = (!disk.options.read_only).then(|| PathBuf::from(&disk.options.image));
-        for path in image.into_iter().chain(disk.options.socket.clone()).filter(|path| !path.as_os_str().is_empty()) {
-            match first.get(&path) {
-                Some(other) => {
-                    let text = format!("{} is also used by the disk at {}", path.display(), other.place);
-                    problems.push(Problem { place: disk.place.clone(), text });
-                }
-                None => {
-                    first.insert(path, disk);
-                }
-            }
+/// What one VM of a host can have, and no other one beside it.
+enum What {
+    /// An image, a socket or another file.
+    Path(PathBuf),
+    /// `HOST:PORT`
+    Tcp(String),
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => path.display().fmt(f),
+            Self::Tcp(address) => write!(f, "tcp:{address}"),
         }
     }
-    problems
+}
+
+impl What {
+    /// Returns what has this path, of which `/var/run` is the same as `/run`.
+    fn of_path(path: &Path) -> Self {
+        Self::Path(path.strip_prefix("/var/run").map_or_else(|_| path.into(), |rest| Path::new("/run").join(rest)))
+    }
+
+    /// Returns what has this address, or `None` if it is that of no socket.
+    fn of_address(text: &str) -> Option<Self> {
+        match text.parse::<Address>().ok()? {
+            Address::Endpoint(Endpoint::Unix(path)) => Some(Self::of_path(&path)),
+            Address::Endpoint(Endpoint::Tcp(address)) => Some(Self::Tcp(address)),
+            Address::Endpoint(Endpoint::Local(_)) | Address::Systemd => None,
+        }
+    }
+
+    /// Returns whether two VMs cannot have the one and the other at the same time.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Path(one), Self::Path(other)) => one == other,
+            (Self::Tcp(one), Self::Tcp(other)) => is_same_address(one, other),
+            (Self::Path(_), Self::Tcp(_)) | (Self::Tcp(_), Self::Path(_)) => false,
+        }
+    }
+}
+
+/// Returns whether a process that listens at one of two addresses keeps others from the other one. Names are not resolved.
+fn is_same_address(one: &str, other: &str) -> bool {
+    let parts = |address: &str| {
+        let (host, port) = address.rsplit_once(':').unwrap_or((address, ""));
+        let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
+        (if host == "localhost" { "127.0.0.1".into() } else { host }, port.parse::<u16>().ok())
+    };
+    let is_any = |host: &str| host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified());
+    let ((one, one_port), (other, other_port)) = (parts(one), parts(other));
+    one_port == other_port && (one == other || is_any(&one) || is_any(&other))
+}
+
+/// A place in a file that says what a VM has.
+struct Use {
+    what: What,
+    /// Name of what is there.
+    by: String,
+    place: Place,
+}
+
+/// Returns everything that the file of a VM says to be of this VM alone.
+fn uses_of(settings: &Settings) -> Vec<Use> {
+    let mut uses = Vec::new();
+    for DiskEntry { place, options } in settings.disks.iter().flatten() {
+        let image = (!options.read_only).then(|| Path::new(&options.image));
+        let paths = image.into_iter().chain(options.socket.as_deref()).filter(|path| !path.as_os_str().is_empty());
+        uses.extend(paths.map(|path| Use { what: What::of_path(path), by: "the disk".into(), place: place.clone() }));
+    }
+    let of_one = settings.entries.iter().filter(|(key, _)| disk::PER_VM.contains(&key.as_str()));
+    for (key, Entry { place, words }) in of_one {
+        // What is only on or off has no value.
+        for (_, value) in words.iter().filter_map(|word| word.split_once('=')) {
+            let what = match key.as_str() {
+                "nbd" | "incoming" => What::of_address(value),
+                _ => Some(What::of_path(Path::new(value))),
+            };
+            uses.extend(what.map(|what| Use { what, by: format!("`{key}`"), place: place.clone() }));
+        }
+    }
+    uses
+}
+
+/// Returns a problem for each place that has what a place before it has.
+fn shared(uses: &[Use]) -> Vec<Problem> {
+    let problem = |(at, Use { what, place, .. }): (usize, &Use)| {
+        let other = uses[..at].iter().find(|other| other.what.is_same(what))?;
+        let text = format!("{what} is also used by {} at {}", other.by, other.place);
+        Some(Problem { place: place.clone(), text })
+    };
+    uses.iter().enumerate().filter_map(problem).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the mistakes in the files of two VMs with these settings, each after its line.
+    fn mistakes_of_two(first: &str, second: &str, names: &[&str]) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("vms")).unwrap();
+        for (name, settings) in [("a", first), ("b", second)] {
+            let disk = format!("[[disk]]\nname = 'x'\nimage = '/{name}'\nformat = 'raw'\nsocket = '/{name}.sock'\n");
+            std::fs::write(vm_path(folder.path(), name), format!("version = 1\n{settings}\n{disk}")).unwrap();
+        }
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let looked = look(&names, &vms(folder.path()).unwrap(), folder.path(), &|_| Vec::new());
+        let vms = folder.path().join("vms").display().to_string();
+        looked.problems.iter().map(|problem| problem.to_string().replace(&format!("{vms}/"), "")).collect()
+    }
+
+    #[test]
+    fn what_one_vm_alone_can_have_is_not_shared() {
+        for (first, second, found) in [
+            ("port = '/run/p'", "port = '/var/run//p'", "b.toml:2: /run/p is also used by `port` at a.toml:2"),
+            ("port = '/p'", "state = '/p'", "b.toml:2: /p is also used by `port` at a.toml:2"),
+            ("trace = '/t'", "trace = '/t'", "b.toml:2: /t is also used by `trace` at a.toml:2"),
+            ("", "port = '/a.sock'", "b.toml:2: /a.sock is also used by the disk at a.toml:3"),
+            (
+                "incoming = 'tcp:h:1'\nincoming-key = '/k'",
+                "incoming = 'tcp:H:1'\nincoming-key = '/k'",
+                "b.toml:2: tcp:H:1 is also used by `incoming` at a.toml:2",
+            ),
+        ] {
+            assert_eq!(mistakes_of_two(first, second, &[]), [found]);
+        }
+        let one = |name| mistakes_of_two("trace = '/t'", "trace = '/t'", &[name]);
+        assert_eq!(one("a"), ["a.toml:2: /t is also used by `trace` at b.toml:2"]);
+        assert_eq!(one("b"), ["b.toml:2: /t is also used by `trace` at a.toml:2"]);
+        assert!(mistakes_of_two("port = '/p'\nstate = '/s'", "port = '/q'\nstate = '/r'", &[]).is_empty());
+    }
+
+    #[test]
+    fn an_address_is_one_however_it_is_written() {
+        let are_same = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|address| What::of_address(address).unwrap());
+            one.is_same(&other)
+        };
+        for (one, other) in [
+            ("unix:/run/n", "unix:/var/run/./n"),
+            ("tcp:localhost:7", "tcp:127.0.0.1:7"),
+            ("tcp:[::1]:7", "tcp:[::]:7"),
+            ("tcp:0.0.0.0:7", "tcp:host:7"),
+        ] {
+            assert!(are_same(one, other) && are_same(other, one), "{one} {other}");
+        }
+        for (one, other) in
+            [("unix:/n", "unix:/m"), ("tcp:0.0.0.0:7", "tcp:0.0.0.0:8"), ("tcp:10.0.0.1:7", "tcp:10.0.0.2:7")]
+        {
+            assert!(!are_same(one, other), "{one} {other}");
+        }
+        assert!(What::of_address("systemd").is_none(), "each unit has sockets of its own");
+    }
 }

@@ -41,7 +41,7 @@ pub const FORMER_VARIABLE: &str = "REMOCA_DISK_ARGS";
 /// Flags that describe a disk.
 pub const DISK_FLAGS: [&str; 4] = ["disk", "image", "socket", "read-only"];
 /// Flags that no two VMs of a host can share.
-const PER_VM: &[&str] = &["disk", "port", "nbd", "nbd-port", "state", "trace", "incoming"];
+pub const PER_VM: &[&str] = &["disk", "port", "nbd", "nbd-port", "state", "trace", "incoming"];
 
 /// Serve the disks of one VM, with a cache in a memory server's memory.
 ///

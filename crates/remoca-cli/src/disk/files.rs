@@ -4,8 +4,8 @@ use super::args::options_of;
 use crate::runtime;
 use crate::settings::kept::Kept;
 use crate::settings::{Files, Unusable, env_file, vm_path};
-use anyhow::{Context, Error, Result};
-use remoca_disk::start::{self, Options};
+use anyhow::{Context, Error, Result, anyhow};
+use remoca_disk::start::{self, Options, WrongOptions};
 use remoca_io::handover::VARIABLE;
 use remoca_protocol::control::Command;
 use std::ffi::{OsStr, OsString};
@@ -37,6 +37,7 @@ pub(super) fn usable(
 ) -> Result<(Options, Files)> {
     let used = files.map_err(Error::from).and_then(|files| {
         let options = options_of(&files, words.beside(&files), control)?;
+        refuse_addresses_of_others(&options)?;
         if let Some(former) = former.filter(|former| former.files != files) {
             check_restart(&options, former, words)?;
         }
@@ -51,6 +52,7 @@ pub(super) fn usable(
     tracing::error!("{notice}");
     let options = options_of(&former.files, words.beside(&former.files), control);
     let options = options.context("the last good copy of the configuration cannot be used either")?;
+    refuse_addresses_of_others(&options)?;
     Ok((Options { notice: Some(notice), ..options }, former.files.clone()))
 }
 
@@ -64,6 +66,34 @@ fn check_restart(options: &Options, former: &Kept, words: Words<'_>) -> Result<(
     let files = &former.files;
     let Ok(former) = options_of(files, words.beside(files), &options.control) else { return Ok(()) };
     start::check_restart(options, &former)
+}
+
+/// Refuses an address at which the process of another VM listens, or did until it was killed: the guest of that VM connects there again by
+/// itself, and would get the disks of this one.
+fn refuse_addresses_of_others(options: &Options) -> Result<()> {
+    // A program that takes over has its sockets.
+    if std::env::var_os(VARIABLE).is_some() {
+        return Ok(());
+    }
+    let own: Vec<_> = start::addresses(options).collect();
+    let folder = options.control.parent().and_then(|folder| std::fs::read_dir(folder).ok());
+    for control in folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())) {
+        // A process that ended in good order has removed its sockets.
+        if control == options.control || control.extension().is_none_or(|extension| extension != "ctl") {
+            continue;
+        }
+        let Some(Kept { files, .. }) = Kept::read(&Kept::beside(&control)) else { continue };
+        let vm = files.vm.as_ref().and_then(|file| file.path.file_stem());
+        let Some(vm) = vm.filter(|vm| *vm != options.name.as_str()) else { continue };
+        let words = [OsString::from("--name"), vm.to_owned()];
+        let Ok(other) = options_of(&files, &words, &control) else { continue };
+        if let Some(address) = start::addresses(&other).find(|address| own.contains(address)) {
+            let vm = vm.display();
+            let advice = format!("choose another one. If that VM is gone for good: `remoca forget {vm}`");
+            return Err(anyhow!("{address} is where the guest of {vm} connects: {advice}").context(WrongOptions));
+        }
+    }
+    Ok(())
 }
 
 /// Marks the disks that a process of this name had: their content is not looked at, and their size is taken as it is.

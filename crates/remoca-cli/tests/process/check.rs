@@ -131,6 +131,23 @@ fn a_vm_that_runs_is_checked_by_its_control_socket() {
     assert!(found.iter().any(|line| line.starts_with(&wrong)), "{found:#?}");
 }
 
+#[test]
+fn a_socket_at_which_another_process_listens_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (name, socket) = ("check-taken-socket", folder.path().join("socket"));
+    fs::create_dir(folder.path().join("vms")).unwrap();
+    fs::write(folder.path().join("image"), [0; 8192]).unwrap();
+    let (image, path) = (folder.path().join("image").display().to_string(), socket.display().to_string());
+    let disk = format!("[[disk]]\nname = 'root'\nformat = 'raw'\nimage = '{image}'\nsocket = '{path}'\n");
+    fs::write(folder.path().join("vms").join(format!("{name}.toml")), format!("version = 1\n{disk}")).unwrap();
+    let line = format!("failed socket root: {path}: a process listens there that is not this VM's");
+    let is_found = || check(name, folder.path()).0.contains(&line);
+    assert!(!is_found());
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    assert!(is_found());
+    assert_eq!(check(name, folder.path()).1, Some(FAILURE));
+}
+
 /// As in `remoca check | head -1`, and in `remoca check 2>&1 | head -1`.
 #[test]
 fn what_is_found_decides_the_exit_code_also_if_nobody_reads_it() {

@@ -369,6 +369,45 @@ fn a_killed_process_never_starts_with_another_image_for_its_guest() {
     program.terminate();
 }
 
+/// Whoever listens first would get the other's guest when that connects again, with a disk that it may write to.
+#[test]
+fn an_address_that_two_vms_name_is_found_and_never_taken_from_a_killed_one() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("image2"), vec![1; 1 << 20]).unwrap();
+    let shared = scene.text("shared");
+    for (name, image) in [("web1", "image"), ("web2", "image2")] {
+        let disk = format!("[[disk]]\nname = 'root'\nimage = '{}'\nformat = 'raw'\n", scene.text(image));
+        let file = format!("version = 1\nnbd = ['unix:{shared}']\n{disk}");
+        std::fs::write(scene.path(&format!("vms/{name}.toml")), file).unwrap();
+    }
+    let [first, second] = ["web1", "web2"].map(|name| scene.text(&format!("vms/{name}.toml")));
+    for (names, this, other) in [(&["web1"][..], &first, &second), (&["web2"], &second, &first), (&[], &second, &first)]
+    {
+        let checked = run_command(&mut scene.command(&[&["config", "check"], names].concat()));
+        let found = format!("{this}:2: {shared} is also used by `nbd` at {other}:2\n");
+        assert_eq!((String::from_utf8(checked.stdout).unwrap(), checked.status.code()), (found, Some(FAILURE)));
+    }
+
+    let control = scene.text("web2.ctl");
+    let other = || scene.command(&["disk", "--name", "web2", "--control", &control]);
+    let mut program = scene.start(&[]);
+    let words = format!("unix:{shared} is where the guest of web1 connects");
+    expect_refusal(&run_command(&mut other()), CONFIGURATION, &[&words, "remoca forget web1"]);
+    program.kill();
+    expect_refusal(&run_command(&mut other()), CONFIGURATION, &[&words]);
+    program = scene.start(&[]);
+    assert_eq!(status(&scene.control()).disks[0].image, scene.text("image"));
+    // Without a guest that could come back.
+    program.terminate();
+    let mut program = Program::start(&mut other(), &scene.path("log2"));
+    wait_until("the process answers", || {
+        assert!(program.is_running(), "{}", program.log());
+        UnixStream::connect(&control).is_ok()
+    });
+    assert_eq!(status(Path::new(&control)).disks[0].image, scene.text("image2"));
+    program.terminate();
+}
+
 /// What is not known of it is not taken for what the file says.
 #[test]
 fn a_process_that_does_not_say_which_disks_it_has_is_not_upgraded() {

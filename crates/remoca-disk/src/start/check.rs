@@ -184,7 +184,7 @@ fn refuse_other_qcow2_images(options: &Options, former: &Options) -> Result<()> 
 }
 
 /// Returns the addresses at which a process with these options listens for guests.
-fn addresses(options: &Options) -> impl Iterator<Item = Endpoint> {
+pub fn addresses(options: &Options) -> impl Iterator<Item = Endpoint> {
     let tcp = options.nbd.iter().filter_map(|address| match address {
         Address::Endpoint(endpoint @ Endpoint::Tcp(_)) => Some(endpoint.clone()),
         Address::Endpoint(Endpoint::Unix(_) | Endpoint::Local(_)) | Address::Systemd => None,
