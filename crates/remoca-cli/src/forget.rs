@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_disk::link::{LinkError, return_pool};
 use remoca_disk::state::{self, Deaths, Former, Remains, RosterEntry, StateError, curves_beside};
+use remoca_io::control::left;
 use remoca_io::small_file::with_ending;
 use remoca_io::socket::has_listener;
 use remoca_view::text::count_of;
@@ -144,6 +145,7 @@ impl Places {
             Kept::beside(&self.control),
             self.mark("here"),
             self.mark("gone.ready"),
+            left::beside(&self.control),
             self.control.clone(),
             self.state.clone(),
         ];

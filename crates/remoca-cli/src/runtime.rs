@@ -1,7 +1,7 @@
 //! Finds running VM processes by their control sockets, and sends them commands.
 
 use anyhow::{Context, Result, bail};
-use remoca_io::control;
+use remoca_io::control::{self, left};
 use remoca_protocol::control::{Command, Reply, Status};
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
@@ -89,18 +89,22 @@ impl KnownSockets {
     }
 }
 
-/// Returns the control sockets in `directory`, in the order of their names. A directory that is not there has none.
+/// Returns the control sockets in `directory`, in the order of their names, with those of processes that ended under their guests: these
+/// have left marks in their place. A directory that is not there has none.
 ///
 /// # Errors
 /// If it cannot be read.
-fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut found = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    let socket = |path: PathBuf| left::control_of(&path).unwrap_or(path);
+    let mut found = entries.map(|entry| Ok(socket(entry?.path()))).collect::<io::Result<Vec<_>>>()?;
     found.retain(|path| path.extension().is_some_and(|extension| extension == SUFFIX));
     found.sort();
+    // A process that has just started, or is about to end, has both.
+    found.dedup();
     Ok(found)
 }
 
@@ -158,6 +162,7 @@ pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &s
             };
             format!("{shown} is not open to you: only {owners} may reach it. Run the command {remedy}")
         }
+        io::ErrorKind::NotFound if left::is_there(socket) => format!("{what} at {shown}: {}", left::WORDS),
         io::ErrorKind::NotFound => format!("{what} at {shown}: {hint}{}", elsewhere()),
         // The second is how a read says that its time is over.
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
@@ -276,6 +281,19 @@ mod tests {
         assert_eq!(sockets(), [socket]);
         std::fs::remove_file(&directory).unwrap();
         assert!(sockets().is_empty());
+    }
+
+    #[test]
+    fn a_vm_whose_process_ended_under_its_guest_is_found_by_its_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));
+        for name in [&b"a.ctl"[..], b"a.ctl.left", b"b c.ctl.left", b"\xff.ctl.left", b"plain.left", b"d.ctl.here"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        assert_eq!(read_sockets(folder.path()).unwrap(), [path(b"a.ctl"), path(b"b c.ctl"), path(b"\xff.ctl")]);
+        let why = |name: &[u8]| no_answer(&path(name), io::ErrorKind::NotFound.into()).to_string();
+        assert!(why(b"b c.ctl").ends_with("b c.ctl: it was told to end while a guest was attached"));
+        assert!(why(b"plain.ctl").contains("is `remoca disk` running"));
     }
 
     #[test]

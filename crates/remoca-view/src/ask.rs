@@ -5,6 +5,7 @@
 
 use crate::snapshot::Answer;
 use crate::vm::Silence;
+use remoca_io::control::left;
 use remoca_protocol::control::{Command, CurveStatus, Reply, Status};
 use std::collections::HashMap;
 use std::io;
@@ -102,6 +103,7 @@ impl Asker {
 fn explain(socket: &Path, error: &io::Error) -> Silence {
     let shown = socket.display();
     match error.kind() {
+        io::ErrorKind::NotFound if left::is_there(socket) => Silence::Gone(left::WORDS.into()),
         io::ErrorKind::NotFound => Silence::Gone(format!("there is no {shown}")),
         io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof => {
             Silence::Gone(format!("nobody answers at {shown}, which it has left behind"))

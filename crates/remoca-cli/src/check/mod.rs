@@ -19,6 +19,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use remoca_disk::link;
 use remoca_io::address::Endpoint;
+use remoca_io::control::left;
 use remoca_protocol::control::{CacheStatus, KnownServerStatus, Status};
 use remoca_view::diagnosis::{self, Problem};
 use remoca_view::finding::{Finding, Level};
@@ -167,6 +168,13 @@ fn process(vm: &Vm) -> Finding {
     let name = &vm.options.name;
     match &vm.running {
         Some(status) => diagnosis::process(status),
+        None if left::is_there(&vm.options.control) => Finding::failed(
+            "process",
+            format!("does not run: {}, which hangs", left::WORDS),
+            format!(
+                "Start it with `systemctl start remoca-disk@{name}`. If its guest was shut down meanwhile, it may be stopped again then"
+            ),
+        ),
         None => Finding::warning(
             "process",
             "does not run: its guest cannot start, or hangs",

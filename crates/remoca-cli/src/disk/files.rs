@@ -68,20 +68,17 @@ fn check_restart(options: &Options, former: &Kept, words: Words<'_>) -> Result<(
     start::check_restart(options, &former)
 }
 
-/// Refuses an address at which the process of another VM listens, or did until it was killed: the guest of that VM connects there again by
-/// itself, and would get the disks of this one.
+/// Refuses an address at which the process of another VM listens, or did until it was killed or ended under its guest: that guest connects
+/// there again by itself, and would get the disks of this VM.
 fn refuse_addresses_of_others(options: &Options) -> Result<()> {
     // A program that takes over has its sockets.
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(());
     }
     let own: Vec<_> = start::addresses(options).collect();
-    let folder = options.control.parent().and_then(|folder| std::fs::read_dir(folder).ok());
-    for control in folder.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())) {
-        // A process that ended in good order has removed its sockets.
-        if control == options.control || control.extension().is_none_or(|extension| extension != "ctl") {
-            continue;
-        }
+    let folder = options.control.parent().unwrap_or(Path::new(""));
+    let others = runtime::read_sockets(folder).unwrap_or_default();
+    for control in others.into_iter().filter(|control| *control != options.control) {
         let Some(Kept { files, .. }) = Kept::read(&Kept::beside(&control)) else { continue };
         let vm = files.vm.as_ref().and_then(|file| file.path.file_stem());
         let Some(vm) = vm.filter(|vm| *vm != options.name.as_str()) else { continue };

@@ -7,6 +7,7 @@ use super::support::program::{
 };
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
+use remoca_io::control::left;
 use remoca_io::left_out::leave_out;
 use remoca_protocol::control::PATIENCE as SILENT_TIME_MAX;
 use std::fs::Permissions;
@@ -371,7 +372,7 @@ fn a_killed_process_never_starts_with_another_image_for_its_guest() {
 
 /// Whoever listens first would get the other's guest when that connects again, with a disk that it may write to.
 #[test]
-fn an_address_that_two_vms_name_is_found_and_never_taken_from_a_killed_one() {
+fn an_address_that_two_vms_name_is_found_and_not_taken_while_a_guest_may_come_back() {
     let scene = Scene::new();
     std::fs::write(scene.path("image2"), vec![1; 1 << 20]).unwrap();
     let shared = scene.text("shared");
@@ -397,8 +398,11 @@ fn an_address_that_two_vms_name_is_found_and_never_taken_from_a_killed_one() {
     expect_refusal(&run_command(&mut other()), CONFIGURATION, &[&words]);
     program = scene.start(&[]);
     assert_eq!(status(&scene.control()).disks[0].image, scene.text("image"));
-    // Without a guest that could come back.
     program.terminate();
+    // As if a guest had been attached.
+    left::leave(&scene.control()).unwrap();
+    expect_refusal(&run_command(&mut other()), CONFIGURATION, &[&words]);
+    left::remove(&scene.control());
     let mut program = Program::start(&mut other(), &scene.path("log2"));
     wait_until("the process answers", || {
         assert!(program.is_running(), "{}", program.log());

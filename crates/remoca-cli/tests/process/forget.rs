@@ -62,10 +62,12 @@ fn what_a_vm_leaves_is_removed_and_its_pools_are_given_back() {
         expect_refusal(&forget(folder.path(), options), FAILURE, &["vm is running: a process listens at"]);
     }
     program.kill();
-    // A process that was killed while its VM was about to migrate leaves it.
-    std::fs::write(folder.path().join("control.gone.ready"), "").unwrap();
+    // A process that was killed while its VM was about to migrate leaves the one, and one that ended under its guest the other.
+    for mark in ["control.gone.ready", "control.left"] {
+        std::fs::write(folder.path().join(mark), "").unwrap();
+    }
     let before = kept(folder.path());
-    for name in ["control", "control.config", "control.gone.ready", "vm.state"] {
+    for name in ["control", "control.config", "control.gone.ready", "control.left", "vm.state"] {
         assert!(before.iter().any(|kept| kept == name), "{before:?}");
     }
 

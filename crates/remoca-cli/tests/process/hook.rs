@@ -5,6 +5,7 @@ use super::migration::key;
 use super::support::program::{REMOCA, Signal, command, install, run_command, status};
 use super::support::wait_until;
 use remoca_frontend::testing::{Options, TestGuest};
+use remoca_io::control::left;
 use std::fs::{self, File};
 
 const HOOK: &str = include_str!("../../../../packaging/libvirt-hook");
@@ -174,6 +175,20 @@ fn the_hook_restarts_a_process_of_the_unit_without_a_guest() {
     let _waiting = scene.start(&["--incoming", &address, "--incoming-key", &key]);
     assert!(status(&scene.control()).migration.is_some_and(|migration| !migration.has_disks));
     hook.expect(NOTHING);
+}
+
+/// Nobody waits for the disks any longer, so no screen is to say that they are missing.
+#[test]
+fn the_hook_removes_the_mark_of_a_process_that_ended_before_its_guest() {
+    let hook = Hook::new();
+    let control = hook.scene.control();
+    left::leave(&control).unwrap();
+    for (arguments, is_there) in
+        [("other release end -", true), ("web1 migrate begin -", true), ("web1 release end -", false)]
+    {
+        hook.expect_for(arguments, DISK, NOTHING);
+        assert_eq!(left::is_there(&control), is_there, "{arguments}");
+    }
 }
 
 /// systemd takes such a process for started, so a guest would wait for it, or get an image that was replaced.

@@ -7,6 +7,7 @@ use super::support::machine::{Evictions, Machine, Other, Setup};
 use super::support::program::{Nbdkit, Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run, status};
 use super::support::{PATIENCE, folder, wait_until};
 use remoca_frontend::testing::Command;
+use remoca_io::control::left;
 use remoca_io::small_file::with_ending;
 use remoca_protocol::control::Status;
 use std::io::{Read, Write};
@@ -350,6 +351,7 @@ fn a_process_that_was_upgraded_before_its_guest_ran_there_has_its_disks_after_a_
     let (_server, mut machine) = machine(86);
     let other = hand_over(&mut machine, "b");
     machine.program.terminate();
+    assert!(!left::is_there(&machine.control()), "its guest goes on elsewhere");
     let has_peer = |status: Status| status.migration.is_some_and(|migration| migration.peer.is_some());
     wait_until("the source is known to be gone", || !has_peer(other.status()));
     let said = run(&["upgrade", other.host.join("control").to_str().unwrap()]);

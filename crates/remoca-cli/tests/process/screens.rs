@@ -1,11 +1,16 @@
 //! `remoca top`, the page and its metrics show the same figures as `remoca status -o json`, and name each fault first.
 
+use super::configuration::Scene;
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::page::Page;
-use super::support::program::{REMOCA, Serve, Signal, command, expect_refusal, install, run, run_command, with_run};
+use super::support::program::{
+    REMOCA, Serve, Signal, command, expect_refusal, install, run, run_command, status, with_run,
+};
 use super::support::{wait_at_most, wait_until};
+use remoca_frontend::testing::{Options, TestGuest};
+use remoca_io::control::left;
 use remoca_io::left_out::leave_out;
 use serde_json::Value;
 use std::collections::HashMap;
@@ -13,7 +18,7 @@ use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 fn machine(name: &str, setup: Setup) -> Machine {
@@ -374,6 +379,54 @@ fn who_may_not_ask_is_told_so() {
     expect_refusal(&top(), 1, &[&words[..], &["say `sudo remoca top /run/remoca/web1.ctl`"]].concat());
     mode(&host, 0o700);
     expect_refusal(&top(), 1, &["no VM process that you may ask", "/run/remoca is not open to you", "with sudo"]);
+}
+
+/// Its guest hangs, as after a kill.
+#[test]
+fn a_vm_whose_process_was_told_to_end_under_its_guest_does_not_vanish() {
+    let scene = Scene::new();
+    if with_run(scene.folder.path()).is_none() {
+        return leave_out("this user may not mount a file system in memory");
+    }
+    let look = |arguments: &[&str]| -> (String, Option<i32>) {
+        let mut look = with_run(scene.folder.path()).unwrap();
+        let look: Output = run_command(look.arg(REMOCA).args(arguments).env("REMOCA_CONFIG", scene.folder.path()));
+        (String::from_utf8_lossy(&look.stdout).into_owned(), look.status.code())
+    };
+    let expect_named = || {
+        for (arguments, line) in [
+            (&["check"][..], "failed   web1: process: it does not run: it was told to end while a guest was attached"),
+            (&["top", "--once"], "failed   web1: process: it does not run"),
+            (&["check", "web1"], "failed   process: does not run: it was told to end while a guest was attached"),
+        ] {
+            let (shown, code) = look(arguments);
+            assert!(shown.lines().any(|shown| shown.starts_with(line)), "`{line}` is missing in {shown}");
+            assert_eq!(code, Some(i32::from(arguments[0] == "check")), "{shown}");
+        }
+    };
+    scene.configure("");
+    let mut program = scene.start(&[]);
+    let mut guest = TestGuest::new(Options::default());
+    guest.connect(&scene.path("socket")).unwrap();
+    wait_until("the guest is attached", || status(&scene.control()).disks[0].attached);
+    program.terminate();
+    assert!(!scene.control().exists());
+    expect_named();
+    // Its successor does not serve.
+    std::fs::rename(scene.path("image"), scene.path("moved")).unwrap();
+    let mut start = command(REMOCA);
+    start.args(["disk", "--name", "web1", "--control"]).arg(scene.control());
+    let refused = run_command(start.env("REMOCA_CONFIG", scene.folder.path()));
+    assert!(!refused.status.success());
+    expect_named();
+
+    std::fs::rename(scene.path("moved"), scene.path("image")).unwrap();
+    program = scene.start(&[]);
+    let (shown, _) = look(&["check"]);
+    assert!(!left::is_there(&scene.control()) && !shown.contains("does not run"), "{shown}");
+    // Its guest has not come again.
+    program.terminate();
+    assert!(!left::is_there(&scene.control()));
 }
 
 #[test]

@@ -465,6 +465,11 @@ impl Driver {
         self.operator.manager_mut()
     }
 
+    /// Returns whether a guest is attached whose disks hang without this process.
+    pub fn has_guest(&self) -> bool {
+        self.migration.serves() && self.vm.guests.is_connected()
+    }
+
     /// Returns the status of the process.
     pub fn snapshot(&mut self) -> Status {
         snapshot::snapshot(&mut self.vm, self.migration.status())

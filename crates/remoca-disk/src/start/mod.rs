@@ -40,7 +40,7 @@ use remoca_frontend::answer_messages;
 use remoca_frontend::vhost::KeptConnections;
 use remoca_io::address::Endpoint;
 use remoca_io::buffer::{BUFFER_LEN_MAX, BufferPool};
-use remoca_io::control::{self, ControlServer};
+use remoca_io::control::{self, ControlServer, left};
 use remoca_io::descriptor_store::DescriptorStore;
 use remoca_io::handover::VARIABLE;
 use remoca_io::narrow;
@@ -95,6 +95,7 @@ pub fn run(options: &Options, ready: impl FnOnce(&Status)) -> Result<()> {
     }
     let status = driver.snapshot();
     ready(&status);
+    left::remove(&options.control);
     driver.manager().say_ready(Instant::now());
     log_start(&status, options);
     if let Some(client) = client {
@@ -102,8 +103,12 @@ pub fn run(options: &Options, ready: impl FnOnce(&Status)) -> Result<()> {
     }
     loop {
         match driver.run().context("waiting for events failed")? {
-            Ended::Finished => break,
+            Ended::Finished => {
+                mark_left_guest(options, &driver);
+                break;
+            }
             Ended::Unsettled => {
+                mark_left_guest(options, &driver);
                 std::mem::forget(driver);
                 break;
             }
@@ -121,6 +126,22 @@ pub fn run(options: &Options, ready: impl FnOnce(&Status)) -> Result<()> {
         Deaths::beside(state).forget();
     }
     Ok(())
+}
+
+/// Leaves a mark if the process ends under its guest. Called while the control socket is there: at no moment is the VM gone from the
+/// screens.
+fn mark_left_guest(options: &Options, driver: &Driver) {
+    // Only a later process with the same control socket removes it.
+    if options.is_named
+        && driver.has_guest()
+        && let Err(error) = left::leave(&options.control)
+    {
+        let path = left::beside(&options.control);
+        tracing::warn!(
+            "cannot write {}: {error}. `remoca check` and `remoca top` will not name this VM",
+            path.display()
+        );
+    }
 }
 
 /// Notes that this process cannot start, before [`run`] was called. At the second one, hypervisors that wait for it are

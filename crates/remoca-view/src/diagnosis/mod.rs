@@ -147,8 +147,8 @@ fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
                 "process",
                 format!("it does not run: {text}. A guest of it hangs"),
                 format!(
-                    "`systemctl status remoca-disk@{name}` says why, `systemctl start` starts it. If the VM is gone for good: \
-                     `remoca forget {name} --control {socket}`"
+                    "`systemctl status remoca-disk@{name}` says why, `systemctl start` starts it. If its guest was shut down meanwhile, it \
+                     may be stopped again then. If the VM is gone for good: `remoca forget {name} --control {socket}`"
                 ),
             ),
         ),
