@@ -13,8 +13,8 @@ use crate::settings::{Files, vm_path};
 use anyhow::{Context, Result, anyhow};
 use args::options;
 pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, PER_VM, configured, disks_of, options_of, schema};
-pub use files::without_former;
 use files::{Words, check_upgrade, recognise, usable};
+pub use files::{check_file, without_former};
 pub use qcow2::socket as qcow2_socket;
 use remoca_disk::handover;
 use remoca_disk::start::{self, WrongOptions};
@@ -40,9 +40,11 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     let own = without_former(words, name, &args.folder.config, former.as_deref());
     let words = Words { typed: words, own: &own };
     let files = Files::read(&args.folder.config, args.name.as_deref());
+    let file = args.name.as_ref().map(|name| vm_path(&args.folder.config, name));
     let control = control(args)?;
     if args.check_handover {
         let options = options(configured(&files?, words.own)?, control)?;
+        check_file(&options, file.as_deref())?;
         check_upgrade(&options, words)?;
         let offers = start::offers(&options);
         return Ok(writeln!(std::io::stdout(), "{}", handover::confirmation(offers))?);
@@ -51,20 +53,14 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     arm(args)?;
     let kept_at = args.name.is_some().then(|| Kept::beside(&control));
     let former = kept_at.as_deref().and_then(Kept::read);
-    let (mut options, files) = usable(files, words, former.as_ref(), &control).map_err(|error| {
+    let used = usable(files, words, former.as_ref(), &control, file.as_deref()).and_then(|(options, files)| {
+        check_file(&options, file.as_deref())?;
+        Ok((options, files))
+    });
+    let (mut options, files) = used.map_err(|error| {
         start::note_failure();
         failure::of_start(error, former.is_some())
     })?;
-    // A name that was mistyped, or another folder.
-    let file = args.name.as_ref().map(|name| vm_path(&args.folder.config, name)).filter(|file| !file.exists());
-    if options.disks.is_empty()
-        && let Some(file) = file
-    {
-        let advice = "write that file, correct --name or --config, or say --disk image=IMAGE,socket=PATH";
-        start::note_failure();
-        let error = anyhow!("no disk: there is no {}: {advice}", file.display()).context(WrongOptions);
-        return Err(failure::of_start(error, former.is_some()));
-    }
     recognise(&mut options, former.as_ref());
     options.has_predecessor = former.is_some();
     let mut kept = Kept { files, ..Kept::default() };

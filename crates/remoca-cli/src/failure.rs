@@ -40,6 +40,11 @@ pub fn exit_code(error: &Error) -> ExitCode {
     }
 }
 
+/// Returns whether an error stays until the operator corrects something: no start can succeed before.
+pub fn needs_correction(error: &Error) -> bool {
+    code(error).is_some()
+}
+
 /// Returns the error of a VM process that could not start. Under a service manager, if a process of the same name ran since the host
 /// booted, its guest may be waiting: what is missing may come back, so the process ends after a pause, to be started again.
 pub fn of_start(error: Error, is_successor: bool) -> Error {

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// Time in which guests that have to connect again must be back. QEMU tries once a second.
 const RETURN_TIME_MAX: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The eviction port among the devices of [`guests`].
+pub const PORT: &str = "the port";
 
 /// Upgrade a running VM process in place: guests stay connected, and nothing is restarted.
 ///
@@ -129,10 +131,10 @@ fn not_dead(error: anyhow::Error) -> anyhow::Error {
 }
 
 /// Returns each device with the number of guests that are attached to it.
-fn guests(status: &Status) -> Vec<(String, usize)> {
+pub fn guests(status: &Status) -> Vec<(String, usize)> {
     let count = |attached: bool, clients: Option<usize>| clients.unwrap_or(usize::from(attached));
     let disks = status.disks.iter().map(|disk| (disk.name.clone(), count(disk.attached, disk.nbd_clients)));
-    let port = status.port.iter().map(|port| ("the port".to_owned(), count(port.attached, port.nbd_clients)));
+    let port = status.port.iter().map(|port| (PORT.to_owned(), count(port.attached, port.nbd_clients)));
     disks.chain(port).collect()
 }
 

@@ -3,12 +3,14 @@
 use crate::config::show;
 use crate::settings::kept::Kept;
 use crate::settings::{Files, Unusable, vm_path};
-use crate::{disk, runtime};
-use anyhow::{Result, bail};
-use remoca_disk::start::{Address, DiskOptions, Options, PortOptions};
+use crate::upgrade::{PORT, guests};
+use crate::{disk, look, runtime};
+use anyhow::{Error, Result, anyhow, bail};
+use remoca_disk::start::{self, Address, DiskOptions, Options, PortOptions};
 use remoca_io::address::Endpoint;
 use remoca_protocol::control::{Command, Status};
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A VM that has a process, or a file in the configuration.
@@ -24,8 +26,11 @@ pub enum FilesState {
     /// There are none.
     None,
     InEffect,
-    /// Changes that the process has not taken up yet.
-    Pending(Vec<String>),
+    /// Changes that the process has not taken up yet, and why an upgrade would not take them up, if that is known.
+    Pending {
+        changes: Vec<String>,
+        refusal: Option<Error>,
+    },
     /// Why they cannot be used. The options are those of the last good copy.
     Unusable(String),
 }
@@ -78,13 +83,22 @@ impl Vm {
             None => vec![OsString::from("--name"), OsString::from(name)],
         };
         let kept = Kept::read(&Kept::beside(socket));
-        let (mut options, files) =
-            effective(files, kept, running.is_some(), &words, |files| disk::options_of(files, &words, socket))?;
-        if let Some(status) = &running
-            && let Ok(folder) = std::fs::read_link(format!("/proc/{}/cwd", status.pid))
-        {
-            make_absolute(&mut options, &folder);
-        }
+        let at = running.as_ref().and_then(|status| std::fs::read_link(format!("/proc/{}/cwd", status.pid)).ok());
+        let options = |files: &Files| -> Result<Options> {
+            let mut options = disk::options_of(files, &words, socket)?;
+            at.iter().for_each(|at| make_absolute(&mut options, at));
+            Ok(options)
+        };
+        let refusal = |options, former| {
+            let mut status = running.clone().filter(|_| is_own(socket))?;
+            for disk in &mut status.disks {
+                let mut spec = DiskOptions::new(disk.image.clone());
+                at.iter().for_each(|at| spec.make_absolute(at));
+                disk.image = spec.image;
+            }
+            refusal(options, former, status, vm_path(folder, name))
+        };
+        let (options, files) = effective(files, kept, running.is_some(), &words, options, refusal)?;
         Ok(Self { options, running, files })
     }
 
@@ -98,19 +112,24 @@ impl Vm {
 }
 
 /// Returns the options of a process with these words on its command line: those that a running one started with, else those that its
-/// files give, or their last good copy.
+/// files give, or their last good copy. `refusal` returns why a running one would refuse an upgrade to other options, from those that it
+/// has.
 fn effective(
     files: Result<Files, Unusable>,
     kept: Option<Kept>,
     is_running: bool,
     words: &[OsString],
     options: impl Fn(&Files) -> Result<Options>,
+    refusal: impl Fn(Options, Options) -> Option<Error>,
 ) -> Result<(Options, FilesState)> {
-    let now = files.map_err(anyhow::Error::from).and_then(|files| Ok((options(&files)?, files)));
+    let now = files.map_err(Error::from).and_then(|files| Ok((options(&files)?, files)));
     match (now, kept) {
-        (Ok((_, files)), Some(kept)) if is_running && (files != Files::default() || kept.files != files) => {
+        (Ok((now, files)), Some(kept)) if is_running && (files != Files::default() || kept.files != files) => {
             let changes = Kept { files, ..Kept::default() }.since(&kept, disk::schema, words);
-            let state = if changes.is_empty() { FilesState::InEffect } else { FilesState::Pending(changes) };
+            let state = match changes.is_empty() {
+                true => FilesState::InEffect,
+                false => FilesState::Pending { changes, refusal: refusal(now, options(&kept.files)?) },
+            };
             Ok((options(&kept.files)?, state))
         }
         (Ok((options, files)), _) if files == Files::default() => Ok((options, FilesState::None)),
@@ -120,10 +139,49 @@ fn effective(
     }
 }
 
+/// Returns whether the process at this control socket is one of this user. That of another one may be allowed less, so nothing is opened
+/// in its stead.
+fn is_own(socket: &Path) -> bool {
+    socket.metadata().is_ok_and(|socket| socket.uid() == rustix::process::geteuid().as_raw())
+}
+
+/// Returns why the `running` process, which has the options `former`, would refuse an upgrade to these options, or `None` if it would not.
+/// `file` is the path of the VM's file.
+fn refusal(options: Options, former: Options, running: Status, file: PathBuf) -> Option<Error> {
+    let asked = look::begin(move || {
+        disk::check_file(&options, Some(&file))?;
+        check_reload(&options, &former, &running)
+    });
+    let ((), found) = look::end(vec![((), asked)]).next()?;
+    let hangs = || Err(anyhow!("the image of a new disk, or its server, does not answer"));
+    found.unwrap_or_else(hangs).err()
+}
+
+/// Checks that a running process, which was started with the options `former`, would take up these options under its guests, as an
+/// upgrade to this program finds it out.
+///
+/// # Errors
+/// If it would refuse them; the text says why.
+fn check_reload(options: &Options, former: &Options, running: &Status) -> Result<()> {
+    let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
+    start::check_upgrade(options, former, &disks)?;
+    let guests = guests(running);
+    let is_used = |device: &str| guests.iter().any(|(name, count)| name == device && *count > 0);
+    let (offered, mut promised) = (start::offers(options), start::offers(former));
+    promised.disks.retain(|name, _| is_used(name));
+    promised.port = promised.port.filter(|_| is_used(PORT));
+    let gone = promised.disks.keys().map(String::as_str).find(|name| !offered.disks.contains_key(*name));
+    if let Some(name) = gone.or_else(|| (promised.port.is_some() && offered.port.is_none()).then_some(PORT)) {
+        bail!("it would not have {name}, to which a guest is attached");
+    }
+    offered.check_beside(&promised).map_err(Error::msg)
+}
+
 /// Makes paths absolute which the process, whose folder is `folder`, was given as relative ones.
 fn make_absolute(options: &mut Options, folder: &Path) {
     let join = |path: &mut PathBuf| *path = folder.join(&*path);
     options.disks.iter_mut().for_each(|disk| disk.make_absolute(folder));
+    options.state.iter_mut().for_each(join);
     if let PortOptions::Socket(path) = &mut options.port {
         join(path);
     }
@@ -150,12 +208,12 @@ mod tests {
     fn cache_by(words: &[&str], files: Files, kept: Option<&str>, is_running: bool) -> Result<(u64, String)> {
         let words: Vec<_> = words.iter().map(OsString::from).collect();
         let kept = kept.map(|text| Kept { files: self::files(text), ..Kept::default() });
-        let (options, state) =
-            effective(Ok(files), kept, is_running, &words, |files| disk::options_of(files, &words, Path::new("/c")))?;
+        let options = |files: &Files| disk::options_of(files, &words, Path::new("/c"));
+        let (options, state) = effective(Ok(files), kept, is_running, &words, options, |_, _| None)?;
         let state = match state {
             FilesState::None => "none".into(),
             FilesState::InEffect => "in effect".into(),
-            FilesState::Pending(changes) => changes.join("; "),
+            FilesState::Pending { changes, .. } => changes.join("; "),
             FilesState::Unusable(error) => error,
         };
         Ok((options.cache >> 20, state))
@@ -166,9 +224,9 @@ mod tests {
         let said = |files, kept, is_running| cache(files, kept, is_running).unwrap();
         for is_running in [false, true] {
             assert_eq!(said(Files::default(), None, is_running), (1024, "none".into()));
-            let by_flags = effective(Ok(Files::default()), Some(Kept::default()), is_running, &[], |files| {
-                disk::options_of(files, &[], Path::new("/c"))
-            });
+            let options = |files: &Files| disk::options_of(files, &[], Path::new("/c"));
+            let by_flags =
+                effective(Ok(Files::default()), Some(Kept::default()), is_running, &[], options, |_, _| None);
             assert!(matches!(by_flags, Ok((_, FilesState::None))));
             assert_eq!(said(files("cache = '2M'"), None, is_running), (2, "in effect".into()));
             let (size, error) = said(files("cahce = '2M'"), Some("cache = '3M'"), is_running);

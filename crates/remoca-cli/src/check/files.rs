@@ -1,6 +1,7 @@
 //! Files of the configuration: whether they have mistakes, and are in effect.
 
 use crate::config::check::{mistakes, mistakes_of};
+use crate::failure;
 use crate::settings::file::Problem as Mistake;
 use crate::settings::vm_path;
 use crate::vm::{FilesState, Vm};
@@ -26,22 +27,26 @@ pub(super) fn check(vm: &Vm, folder: &Path) -> Vec<Finding> {
 
 /// Adds what is wrong with the files of all VMs to the `problems` of those that were seen. Returns the worst first.
 pub(super) fn with_problems(mut problems: Vec<Problem>, seen: &[Seen], folder: &Path) -> Vec<Problem> {
-    let mut own: Vec<Problem> = Vec::new();
+    let (mut possible, mut refused): (Vec<Problem>, Vec<Problem>) = (Vec::new(), Vec::new());
     for (status, socket) in seen.iter().filter_map(|vm| Some((&vm.status.as_ref()?.status, &vm.socket))) {
-        let found = Vm::of_running(status.clone(), socket, folder).ok().and_then(|vm| state(&vm));
-        let Some(finding) = found.filter(|finding| finding.level != Level::Ok) else { continue };
+        let Ok(vm) = Vm::of_running(status.clone(), socket, folder) else { continue };
+        let Some(finding) = state(&vm).filter(|finding| finding.level != Level::Ok) else { continue };
         // Said in other words, and about a file that may be another one by now.
         problems.retain(|problem| problem.finding.what != WHAT || problem.vms != [status.name.as_str()]);
+        let is_possible = matches!(vm.files, FilesState::Pending { refusal: None, .. });
+        let own = if is_possible { &mut possible } else { &mut refused };
         match own.iter_mut().find(|other| other.finding.found == finding.found) {
-            Some(other) => {
-                other.vms.push(status.name.clone());
-                if other.finding.level == Level::Warning {
-                    other.finding.advice = Some("`remoca upgrade --all` takes it up under the running guests".into());
-                }
-            }
+            Some(other) => other.vms.push(status.name.clone()),
             None => own.push(Problem::new(WHAT, vec![status.name.clone()], finding)),
         }
     }
+    // An upgrade of all stops at the first that is refused.
+    let command = if refused.is_empty() { "`remoca upgrade --all`" } else { "`remoca upgrade NAME` for each" };
+    for shared in possible.iter_mut().filter(|problem| problem.vms.len() > 1) {
+        shared.finding.advice = Some(format!("{command} takes it up under the running guests"));
+    }
+    let mut own = possible;
+    own.extend(refused);
     let told: Vec<_> = own.iter().map(|problem| problem.finding.clone()).collect();
     let names = |path: Option<&Path>| -> Vec<String> {
         let name = path.and_then(|path| path.file_stem()?.to_str()).filter(|name| path == Some(&vm_path(folder, name)));
@@ -63,14 +68,30 @@ fn state(vm: &Vm) -> Option<Finding> {
         FilesState::None => None,
         FilesState::InEffect if !runs => Some(Finding::ok(WHAT, "has no mistakes")),
         FilesState::InEffect => Some(Finding::ok(WHAT, "is in effect")),
-        FilesState::Pending(changes) => Some(Finding::warning(
-            WHAT,
-            format!("not in effect yet: {}", changes.join("; ")),
-            format!("`remoca upgrade {name}` takes it up under the running guest"),
-        )),
+        FilesState::Pending { changes, refusal } => {
+            let pending = format!("not in effect yet: {}", changes.join("; "));
+            Some(match refusal {
+                None => {
+                    let advice = format!("`remoca upgrade {name}` takes it up under the running guest");
+                    Finding::warning(WHAT, pending, advice)
+                }
+                Some(why) => refused(format!("{pending}. An upgrade would be refused: {why:#}"), why, name),
+            })
+        }
         FilesState::Unusable(error) => {
             let goes_on = if runs { "Its process goes on" } else { "It would start" };
             Some(Finding::failed(WHAT, format!("{error}. {goes_on} with the last good copy"), ADVICE))
+        }
+    }
+}
+
+/// Returns the finding of changes that an upgrade of the VM `name` would refuse.
+fn refused(found: String, why: &anyhow::Error, name: &str) -> Finding {
+    match failure::needs_correction(why) {
+        true => Finding::failed(WHAT, found, "Correct it: after a boot of the host the VM could not start"),
+        false => {
+            let advice = format!("Correct it, or with the guest shut down say `systemctl restart remoca-disk@{name}`");
+            Finding::warning(WHAT, found, advice)
         }
     }
 }

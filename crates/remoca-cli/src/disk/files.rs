@@ -28,17 +28,19 @@ impl<'a> Words<'a> {
 }
 
 /// Returns the options of a VM process, with those of its files, and these files. If they cannot be used, they are the files of
-/// the process before it; the options say so.
+/// the process before it; the options say so. `file` is the path of the VM's own.
 pub(super) fn usable(
     files: Result<Files, Unusable>,
     words: Words<'_>,
     former: Option<&Kept>,
     control: &Path,
+    file: Option<&Path>,
 ) -> Result<(Options, Files)> {
     let used = files.map_err(Error::from).and_then(|files| {
         let options = options_of(&files, words.beside(&files), control)?;
         refuse_addresses_of_others(&options)?;
         if let Some(former) = former.filter(|former| former.files != files) {
+            check_file(&options, file)?;
             check_restart(&options, former, words)?;
         }
         Ok((options, files))
@@ -54,6 +56,16 @@ pub(super) fn usable(
     let options = options.context("the last good copy of the configuration cannot be used either")?;
     refuse_addresses_of_others(&options)?;
     Ok((Options { notice: Some(notice), ..options }, former.files.clone()))
+}
+
+/// Refuses options without a disk if the VM's `file` is not there: its name was mistyped, or it is in another folder.
+///
+/// # Errors
+/// If so; the text names the file.
+pub fn check_file(options: &Options, file: Option<&Path>) -> Result<()> {
+    let Some(file) = file.filter(|file| options.disks.is_empty() && !file.exists()) else { return Ok(()) };
+    let advice = "write that file, correct --name or --config, or say --disk image=IMAGE,socket=PATH";
+    Err(anyhow!("no disk: there is no {}: {advice}", file.display()).context(WrongOptions))
 }
 
 /// Refuses to start with files that changed since the process before, if an upgrade to them would be refused because they, or a

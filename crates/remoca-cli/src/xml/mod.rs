@@ -60,12 +60,10 @@ pub fn run(args: &XmlArgs) -> Result<()> {
     }
     match &vm.files {
         FilesState::None | FilesState::InEffect => {}
-        FilesState::Pending(changes) => {
-            listing.warn(&format!(
-                "without what is not in effect yet (`remoca upgrade {}`): {}",
-                args.name,
-                changes.join("; ")
-            ));
+        FilesState::Pending { changes, refusal } => {
+            let refused = refusal.as_ref().map(|why| format!(" would be refused: {why:#}")).unwrap_or_default();
+            let (name, changes) = (&args.name, changes.join("; "));
+            listing.warn(&format!("without what is not in effect yet (`remoca upgrade {name}`{refused}): {changes}"));
         }
         FilesState::Unusable(error) => {
             listing.warn(&format!("this is by the last good copy of the configuration, for {error}"));

@@ -238,15 +238,66 @@ fn a_broken_file_stops_nothing_that_ran_before() {
     assert!(status(&scene.control()).notice.is_some());
     // A file that is missing is a mistake as well.
     std::fs::remove_file(scene.path("vms/web1.toml")).unwrap();
-    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &["no disk", "goes on as before"]);
+    let missing = format!("no disk: there is no {file}: ");
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &[&missing, "goes on as before"]);
     program.kill();
     program = scene.start(&[]);
-    assert!(status(&scene.control()).notice.is_some());
+    let notice = status(&scene.control()).notice.unwrap();
+    assert!(notice.contains("last good copy") && notice.contains(&missing), "{notice}");
     scene.configure("buffers = '48M'");
     let pending = "warning  configuration: not in effect yet: buffers: 32M -> 48M";
     expect_refused_finding(&scene.ask("check", &[]), pending);
     assert!(said(&scene.ask("upgrade", &[])).contains("web1: buffers: 32M -> 48M"));
     assert_eq!(status(&scene.control()).notice, None);
+    program.terminate();
+}
+
+/// Returns the line of `remoca check` about the configuration, or an empty one if there is none.
+fn checked_configuration(scene: &Scene) -> String {
+    let found = scene.ask("check", &[]).stdout;
+    let found = String::from_utf8(found).unwrap();
+    found.lines().find(|line| line.contains(" configuration: ")).unwrap_or_default().to_owned()
+}
+
+/// Nobody is sent to an upgrade that is refused. Without its file, the VM has no disks after a boot of the host.
+#[test]
+fn a_change_that_an_upgrade_would_refuse_is_said_to_be_one() {
+    let scene = Scene::new();
+    scene.configure("");
+    let mut program = scene.start(&[]);
+    let mut guest = TestGuest::new(Options::default());
+    guest.connect(&scene.path("socket")).unwrap();
+    assert_eq!(guest.run(0, Command::Read { sector: 0, length: 4096 }), 0);
+    let file = scene.path("vms/web1.toml");
+    let good = std::fs::read_to_string(&file).unwrap();
+    let more =
+        format!("[[disk]]\nname = 'b'\nformat = 'raw'\nimage = '/no/such/image'\nsocket = '{}'\n", scene.text("b"));
+    let is_missing = format!("no disk: there is no {}: ", file.display());
+    std::fs::write(scene.path("other"), vec![0; 1 << 20]).unwrap();
+    for (text, level, words) in [
+        (None, "failed", &*is_missing),
+        (Some(format!("{good}{more}")), "failed", "disk b cannot be added: "),
+        (Some(good.replace(&scene.text("image"), &scene.text("other"))), "warning", "disk root would be "),
+        (Some(good.replace(&scene.text("socket"), &scene.text("else"))), "warning", "the socket of root would be "),
+        (Some(good.replace("'root'", "'new'")), "warning", "would have the name new"),
+        (Some(format!("{good}read-only = true\n")), "warning", "root would not offer flush"),
+    ] {
+        std::fs::remove_file(&file).unwrap_or_default();
+        text.iter().for_each(|text| std::fs::write(&file, text).unwrap());
+        let found = checked_configuration(&scene);
+        assert!(found.starts_with(&format!("{level:<8} configuration: not in effect yet: ")), "{found}");
+        assert!(found.contains(words) && !found.contains("takes it up under"), "{found}");
+        let xml = said(&scene.ask("xml", &["--libvirt", "10.0"]));
+        assert!(xml.contains("would be refused: ") && xml.contains(words), "{xml}");
+        assert!(!scene.ask("upgrade", &[]).status.success());
+        assert!(guest.is_connected() && !scene.path("b").exists());
+    }
+    std::fs::write(&file, format!("{good}swap = true\n")).unwrap();
+    let found = checked_configuration(&scene);
+    assert!(found.starts_with("warning  configuration: not in effect yet: "), "{found}");
+    assert!(found.ends_with("`remoca upgrade web1` takes it up under the running guest"), "{found}");
+    said(&scene.ask("upgrade", &[]));
+    assert_eq!(checked_configuration(&scene), "ok       configuration: is in effect");
     program.terminate();
 }
 
@@ -720,6 +771,10 @@ fn mistakes_in_files_are_found_with_and_without_a_name() {
         [("warning".to_owned(), "not in effect yet: buffers: 32M (".to_owned() + &scene.text("vms/web1.toml") + ":2)")]
     );
     assert_eq!(check(None), check(Some("web1")));
+    std::fs::remove_file(scene.path("vms/web1.toml")).unwrap();
+    let found = check(None);
+    assert!(found.len() == 1 && found[0].0 == "failed" && found[0].1.contains("no disk: there is no "), "{found:?}");
+    assert_eq!(found, check(Some("web1")));
     scene.configure("cahce = '3M'");
     let found = check(None);
     assert!(found.len() == 1 && found[0].0 == "failed" && found[0].1.contains("web1.toml:2: unknown key"), "{found:?}");
