@@ -29,7 +29,7 @@ impl ReportSocket {
     /// # Errors
     /// If the path cannot be used; the text says what to do.
     pub fn start(path: &Path) -> io::Result<Self> {
-        let source = SocketSource::bind_for_owner(path).map_err(io::Error::other)?;
+        let source = SocketSource::bind(path, None).map_err(io::Error::other)?;
         let SocketSource::Listener { listener, path } = source else {
             return Err(io::Error::other("this is no listening socket"));
         };

@@ -81,7 +81,7 @@ impl Endpoint {
         }
     }
 
-    /// Listens at the address. Replaces a socket file that no process listens on.
+    /// Listens at the address. Replaces a socket file that no process listens on. Only the owner may connect to one.
     ///
     /// # Errors
     /// If the address is not one of this host, is in use, or cannot be listened on.

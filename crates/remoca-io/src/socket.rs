@@ -130,37 +130,22 @@ impl SocketSource {
     }
 
     /// Listens on `path`. Replaces a socket that no process listens on any longer. With `group` (a group ID), members
-    /// of that group may connect. Without it, the umask decides.
-    pub fn bind(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {
-        let Some(group) = group else { return Ok(Self::made(Self::bind_with(path, None)?)) };
-        let (listener, made) = Self::bind_with(path, Some(OWNER_MODE))?;
-        made.give_to(group, GROUP_MODE)?;
-        Ok(Self::made((listener, made)))
-    }
-
-    /// Listens on `path` as [`Self::bind`] does, but nobody except the owner may connect, at no moment and whatever the
-    /// umask.
+    /// of that group may connect besides the owner, and nobody else, at no moment and whatever the umask.
     ///
     /// # Errors
-    /// As [`Self::bind`].
-    pub fn bind_for_owner(path: &Path) -> Result<Self, SocketError> {
-        Self::bind_with(path, Some(OWNER_MODE)).map(Self::made)
-    }
-
-    fn made((listener, path): (UnixListener, SocketPath)) -> Self {
-        Self::Listener { listener, path: Some(path) }
-    }
-
-    fn bind_with(path: &Path, mode: Option<u32>) -> Result<(UnixListener, SocketPath), SocketError> {
+    /// If the path cannot be used, or the socket cannot be given to the group.
+    pub fn bind(path: &Path, group: Option<u32>) -> Result<Self, SocketError> {
         let length = path.as_os_str().len();
         if length > PATH_BYTES_MAX {
             return Err(SocketError::PathTooLong { path: path.into(), length });
         }
         remove_stale(path)?;
         let bind_error = |source| SocketError::Bind { path: path.into(), source };
-        let listener = listen(path, mode).map_err(bind_error)?;
+        let listener = listen(path).map_err(bind_error)?;
         let inode = path.symlink_metadata().map_err(bind_error)?.ino();
-        Ok((listener, SocketPath { path: path.into(), inode }))
+        let made = SocketPath { path: path.into(), inode };
+        group.map_or(Ok(()), |group| made.give_to(group, GROUP_MODE))?;
+        Ok(Self::Listener { listener, path: Some(made) })
     }
 
     /// Takes over a listening or a connected socket (`--fd`, socket activation).
@@ -181,10 +166,9 @@ impl SocketSource {
     }
 }
 
-/// Listens at `path`. With `mode`, the socket is made with it.
-fn listen(path: &Path, mode: Option<u32>) -> io::Result<UnixListener> {
-    let Some(mode) = mode else { return UnixListener::bind(path) };
-    let socket = bind_with_mode(path, mode)?;
+/// Listens at `path`, for the owner alone.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let socket = bind_with_mode(path, OWNER_MODE)?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
@@ -296,12 +280,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mode = |path: &Path| path.symlink_metadata().unwrap().mode() & 0o777;
         let path = directory.path().join("s");
-        let listener = listen(&path, Some(OWNER_MODE)).unwrap();
+        let listener = listen(&path).unwrap();
         assert_eq!(mode(&path), OWNER_MODE, "nobody has changed it afterwards");
         let _client = UnixStream::connect(&path).unwrap();
         listener.accept().unwrap();
         let other = directory.path().join("other");
-        let source = SocketSource::bind_for_owner(&other).unwrap();
+        let source = SocketSource::bind(&other, None).unwrap();
         assert_eq!(mode(&other), OWNER_MODE);
         drop(source);
         assert!(!other.exists());

@@ -71,22 +71,28 @@ fn of_running(name: &str, path: &Path, qemu: Option<&Account>) -> Finding {
         }
     };
     let modes = format!("{shown}, mode {:o}, group {}", metadata.permissions().mode() & 0o777, metadata.gid());
-    let Some(user) = qemu else {
-        return Finding::ok(what, format!("{modes}; there is no user for libvirt's QEMU here"));
-    };
-    let closed = path
-        .ancestors()
-        .skip(1)
-        .find(|folder| folder.metadata().is_ok_and(|metadata| !permits(&metadata, user, SEARCH)));
-    match closed {
-        Some(folder) => {
+    match (qemu, qemu.and_then(|user| closed_folder(path, user))) {
+        (Some(user), Some(folder)) => {
             let folder = folder.display();
             let found = format!("{shown}: {} may not enter {folder}", user.name);
             Finding::failed(what, found, format!("`chmod o+x {folder}`, or use /run/remoca"))
         }
-        None if permits(&metadata, user, WRITE) => Finding::ok(what, format!("{modes}: {} may connect", user.name)),
-        None => unreachable(what, modes, user),
+        _ if metadata.mode() & WRITE != 0 => {
+            let advice = format!("`chmod o= {shown}`, and set `socket-group` if QEMU runs as a user of its own");
+            Finding::warning(what, format!("{modes}: every user may connect in place of the guest"), advice)
+        }
+        (None, _) => Finding::ok(what, format!("{modes}; there is no user for libvirt's QEMU here")),
+        (Some(user), None) if permits(&metadata, user, WRITE) => {
+            Finding::ok(what, format!("{modes}: {} may connect", user.name))
+        }
+        (Some(user), None) => unreachable(what, modes, user),
     }
+}
+
+/// Returns a folder on the way to `path` that `user` may not enter, or `None` if there is none.
+fn closed_folder<'p>(path: &'p Path, user: &Account) -> Option<&'p Path> {
+    let is_closed = |metadata: Metadata| !permits(&metadata, user, SEARCH);
+    path.ancestors().skip(1).find(|folder| folder.metadata().is_ok_and(is_closed))
 }
 
 fn unreachable(what: String, found: String, user: &Account) -> Finding {
@@ -131,6 +137,7 @@ fn setting(conf: &str, key: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use remoca_view::finding::Level;
 
     fn account(uid: u32, gids: &[u32]) -> Account {
         Account { name: "q".into(), uid, gids: gids.to_vec() }
@@ -143,13 +150,15 @@ mod tests {
         let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let (uid, gid) = path.metadata().map(|metadata| (metadata.uid(), metadata.gid())).unwrap();
         let strangers = [account(uid + 1, &[gid]), account(uid + 1, &[gid + 1])];
+        let level = || of_running("a", &path, None).level;
         for (mode, group, other) in [(0o600, false, false), (0o660, true, false), (0o606, false, true)] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             let metadata = path.metadata().unwrap();
             assert_eq!(strangers.each_ref().map(|user| permits(&metadata, user, WRITE)), [group, other], "{mode:o}");
             assert!(permits(&metadata, &account(uid, &[]), WRITE) && permits(&metadata, &account(0, &[]), WRITE));
+            assert_eq!(level() == Level::Warning, other, "{mode:o}: who may connect that should not");
         }
-        assert_eq!(of_running("a", &path, Some(&strangers[0])).level, remoca_view::finding::Level::Failed);
+        assert_eq!(of_running("a", &path, Some(&strangers[0])).level, Level::Failed);
     }
 
     #[test]

@@ -35,8 +35,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `endpoint`. Replaces a Unix socket that no process listens on any longer. Members of `group` may
-    /// connect to a Unix socket.
+    /// Listens on `endpoint`. Replaces a Unix socket that no process listens on any longer. Its owner and members of `group`
+    /// may connect to a Unix socket.
     ///
     /// # Errors
     /// If the address is in use or cannot be listened on, or the socket cannot be given to `group`.

@@ -142,7 +142,7 @@ impl ControlServer {
     /// If the path is in use or too long, the socket cannot be made, or the system has no descriptors or threads left.
     /// The text says what to do.
     pub fn start(path: &Path) -> io::Result<Self> {
-        Self::adopt(SocketSource::bind_for_owner(path).map_err(io::Error::other)?)
+        Self::adopt(SocketSource::bind(path, None).map_err(io::Error::other)?)
     }
 
     /// Listens at a socket that a previous program of this process made.

@@ -130,11 +130,7 @@ async fn bind(address: &Address, group: Option<u32>) -> Result<Listener> {
             Ok(Listener::Tcp(listener.with_context(|| format!("cannot listen on {address}: {hint}"))?))
         }
         Address::Unix(path) => {
-            let source = match group {
-                Some(_) => SocketSource::bind(path, group),
-                None => SocketSource::bind_for_owner(path),
-            }?;
-            let SocketSource::Listener { listener, path: guard } = source else {
+            let SocketSource::Listener { listener, path: guard } = SocketSource::bind(path, group)? else {
                 bail!("{address} is no listening socket");
             };
             listener.set_nonblocking(true)?;
