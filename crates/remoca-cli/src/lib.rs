@@ -38,9 +38,12 @@ mod xml;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 
+const VARIABLES: &str = "REMOCA_LOG in the environment says what is logged: error, warn, info, debug, trace or off, or MODULE=LEVEL, with commas \
+                         between them [default: info]";
+
 /// A disk cache for virtual machines in the idle memory of other machines.
 #[derive(Parser)]
-#[command(name = "remoca", version, arg_required_else_help = true)]
+#[command(name = "remoca", version, arg_required_else_help = true, after_help = VARIABLES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,

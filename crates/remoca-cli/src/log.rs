@@ -18,6 +18,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::{EnvFilter, LevelFilter};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -26,6 +27,8 @@ const PIECE_BYTES_MAX: usize = 4096;
 /// Most lines of one place in the program in a minute.
 const LINES_MAX: u64 = 600;
 const MINUTE: Duration = Duration::from_secs(60);
+/// Level down to which lines are logged unless `REMOCA_LOG` says something else.
+const DEFAULT: &str = "info";
 
 static TARGET: OnceLock<Target> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { lost: 0, is_torn: false });
@@ -40,8 +43,10 @@ struct State {
 /// Starts the log, and sends panics to it too. `REMOCA_LOG` sets how much is logged (for instance `debug`).
 pub fn start() {
     TARGET.get_or_init(Target::of_process);
-    let filter = tracing_subscriber::EnvFilter::try_from_env("REMOCA_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let value = std::env::var_os("REMOCA_LOG").unwrap_or_default();
+    let filter = levels(&value);
+    let is_understood = filter.is_some();
+    let filter = filter.unwrap_or_else(|| EnvFilter::new(DEFAULT));
     let [no_colour, terminal] = ["NO_COLOR", "TERM"].map(std::env::var_os);
     let colours = io::stderr().is_terminal() && wants_colours(no_colour.as_deref(), terminal.as_deref());
     let lines = tracing_subscriber::fmt::layer().with_writer(|| Line).with_ansi(colours).with_target(false);
@@ -51,6 +56,21 @@ pub fn start() {
         let name = thread.name().unwrap_or("<unnamed>").to_owned();
         put(format!("thread '{name}' {panic}\n{}\n", std::backtrace::Backtrace::capture()).as_bytes());
     }));
+    if !is_understood {
+        tracing::warn!(
+            "REMOCA_LOG={value:?} is not understood, so {DEFAULT} counts: say error, warn, info, debug, trace or off, or MODULE=LEVEL, \
+             with commas between them"
+        );
+    }
+}
+
+/// Returns what is logged by a value of `REMOCA_LOG`: what it says, and by default [`DEFAULT`]. Returns `None` if it is not understood.
+fn levels(value: &OsStr) -> Option<EnvFilter> {
+    let text = value.to_str()?;
+    // The library takes any other word for the name of a module.
+    let is_known = |word: &str| word.is_empty() || word.contains(['=', '[']) || word.parse::<LevelFilter>().is_ok();
+    let filter = || EnvFilter::builder().parse(format!("{DEFAULT},{text}")).ok();
+    text.split(',').all(is_known).then(filter).flatten()
 }
 
 /// Returns whether a terminal gets colours, by the values of `NO_COLOR` and `TERM`.
@@ -199,6 +219,21 @@ mod tests {
             (None, Some("dumb"), false),
         ] {
             assert_eq!(wants_colours(no_colour.map(OsStr::new), terminal.map(OsStr::new)), wants);
+        }
+    }
+
+    #[test]
+    fn what_is_no_level_does_not_silence_the_rest() {
+        for (value, shown) in [
+            ("", Some("info")),
+            ("debug", Some("debug")),
+            ("off", Some("off")),
+            ("remoca_disk=trace", Some("remoca_disk=trace,info")),
+            ("remoca_disk=trace,error", Some("remoca_disk=trace,error")),
+            ("debg", None),
+            ("remoca_disk=all", None),
+        ] {
+            assert_eq!(levels(OsStr::new(value)).map(|filter| filter.to_string()).as_deref(), shown, "{value}");
         }
     }
 

@@ -130,6 +130,8 @@ fn ask(program: &Path, arguments: &[OsString]) -> Result<Successor, String> {
     for variable in [VARIABLE, "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS"] {
         command.env_remove(variable);
     }
+    // What it logs besides is no complaint.
+    command.env_remove("REMOCA_LOG");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("{shown} cannot be started: {error}"))?;
     let mut answer = Hearing::new(child.stdout.take(), ANSWER_BYTES_MAX);

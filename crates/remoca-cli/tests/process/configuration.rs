@@ -789,3 +789,18 @@ fn mistakes_in_files_are_found_with_and_without_a_name() {
     assert_eq!(check(Some("web1")), [("ok".to_owned(), "is in effect".to_owned())]);
     program.terminate();
 }
+
+/// A log without its errors hides what is wrong.
+#[test]
+fn a_log_level_that_is_none_is_named_and_hides_nothing() {
+    let scene = Scene::new();
+    scene.configure("");
+    for (value, times) in [("", 0), ("debg", 1), ("remoca_io=error", 0)] {
+        let log = scene.path(&format!("log of {value}"));
+        let mut program = Program::start(scene.disk(&[]).env("REMOCA_LOG", value), &log);
+        wait_until("it says what it serves", || program.log().contains("serves the disks of web1"));
+        let log = program.log();
+        assert_eq!(log.matches("is not understood").count(), times, "`{value}`: {log}");
+        program.terminate();
+    }
+}
