@@ -14,6 +14,7 @@ use crate::size::show_size;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use remoca_disk::link::{LinkError, return_pool};
+use remoca_disk::start::guests_sockets;
 use remoca_disk::state::{self, Deaths, Former, Remains, RosterEntry, StateError, curves_beside};
 use remoca_io::control::left;
 use remoca_io::small_file::with_ending;
@@ -27,7 +28,8 @@ use std::path::{Path, PathBuf};
 /// Remove what is kept of a VM that is gone: its state in memory, and its pools at memory servers.
 ///
 /// A VM that stops leaves its cache for its return. One that never returns holds that memory until the host boots again, and
-/// its pools until the servers' grace time. The images are not touched, and neither is the configuration in /etc/remoca.
+/// its pools until the servers' grace time. Sockets that a killed process left go with it, if nobody listens on them. The images are
+/// not touched, and neither is the configuration in /etc/remoca.
 #[derive(Args, Debug)]
 pub struct ForgetArgs {
     /// Name of the VM
@@ -54,6 +56,8 @@ pub struct ForgetArgs {
 struct Places {
     control: PathBuf,
     state: PathBuf,
+    /// Sockets of guests, as the configuration of its last process says. Another VM may have them since.
+    sockets: Vec<PathBuf>,
 }
 
 /// Runs the subcommand.
@@ -109,19 +113,20 @@ fn places(args: &ForgetArgs) -> Result<Places> {
     let own_socket = || runtime::socket_of(&args.name);
     let first = args.control.clone().map_or_else(own_socket, Ok)?;
     let words = [OsString::from("--name"), OsString::from(&args.name)];
-    let files = Files::read(&args.folder.config, Some(&args.name)).ok();
-    let kept = Kept::read(&Kept::beside(&first)).map(|kept| kept.files);
-    let options = files.into_iter().chain(kept).find_map(|files| {
+    let options_of = |files: Files| {
         let is_configured = files.vm.is_some();
         disk::options_of(&files, &words, &first).ok().filter(|_| is_configured)
-    });
+    };
+    let left = Kept::read(&Kept::beside(&first)).and_then(|kept| options_of(kept.files));
+    let sockets = left.iter().flat_map(guests_sockets).filter(|path| path.is_absolute()).map(PathBuf::from).collect();
+    let options = Files::read(&args.folder.config, Some(&args.name)).ok().and_then(options_of).or(left);
     let control = match (&args.control, &options) {
         (None, Some(options)) => options.control.clone(),
         _ => first,
     };
     let state = args.state.clone().or_else(|| options.and_then(|options| options.state));
     let state = state.unwrap_or_else(|| control.with_file_name(format!("{}.state", args.name)));
-    Ok(Places { control, state })
+    Ok(Places { control, state, sockets })
 }
 
 impl Places {
@@ -151,11 +156,13 @@ impl Places {
         ];
         let bytes = |path: &PathBuf| {
             let file = path.symlink_metadata().ok()?;
-            // What has the name of the socket may be something else by now.
-            let is_ours = file.is_file() && *path != self.control || file.file_type().is_socket();
+            // What has the name of a socket may be something else by now.
+            let is_to_be_socket = *path == self.control || self.sockets.contains(path);
+            let is_ours = file.is_file() && !is_to_be_socket || file.file_type().is_socket();
             is_ours.then(|| file.blocks() * 512)
         };
-        paths.into_iter().filter_map(|path| bytes(&path).map(|bytes| (path, bytes))).collect()
+        let sockets = self.sockets.iter().filter(|path| !has_listener(path)).cloned();
+        sockets.chain(paths).filter_map(|path| bytes(&path).map(|bytes| (path, bytes))).collect()
     }
 }
 
@@ -211,6 +218,8 @@ fn remove(remains: Option<&Remains>, files: &[(PathBuf, u64)], is_dry: bool, out
 fn remove_one(path: &Path, remains: Option<&Remains>) -> io::Result<()> {
     let removed = match remains {
         Some(remains) if remains.path() == path => remains.remove(),
+        // Servers were asked meanwhile.
+        _ if has_listener(path) => Err(io::Error::other("a process listens there by now")),
         _ => std::fs::remove_file(path),
     };
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
@@ -271,7 +280,8 @@ mod tests {
     #[test]
     fn no_process_starts_until_the_files_are_gone() {
         let folder = tempfile::tempdir().unwrap();
-        let places = Places { control: folder.path().join("vm.ctl"), state: folder.path().join("vm.state") };
+        let [control, state] = ["vm.ctl", "vm.state"].map(|name| folder.path().join(name));
+        let places = Places { control, state, sockets: Vec::new() };
         drop(UnixListener::bind(&places.control).unwrap());
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&places.state).unwrap();
         let (files, remains) = (places.files(), state::look(&places.state).unwrap());

@@ -1,9 +1,12 @@
 //! `remoca forget`: what is kept of a VM that is gone, on its host and at its memory servers.
 
+use super::configuration::Scene;
+use super::groups::configure;
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
 use super::support::wait_until;
 use remoca_io::lock::lock_whole;
 use std::fs::OpenOptions;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Output;
 
@@ -127,4 +130,26 @@ fn what_is_in_use_or_something_else_is_left_alone() {
     expect_refusal(&run(&["forget", "/run/vm.ctl"]), FAILURE, &["is no name of a VM"]);
     assert!(diary.exists() && kept(folder.path()) == before);
     assert_eq!(server.pages_given(), 2048);
+}
+
+/// By a socket that is there, the next VM that has it would take itself for the successor of a killed process.
+#[test]
+fn sockets_that_a_killed_process_left_are_removed_unless_somebody_listens() {
+    let scene = Scene::new();
+    configure(&scene, "");
+    scene.start(&[]).kill();
+    let sockets = ["socket", "nbd", "port"].map(|name| scene.path(name));
+    assert!(sockets.iter().all(|socket| socket.exists()));
+    // Another VM has it by now.
+    std::fs::remove_file(&sockets[2]).unwrap();
+    let _other = UnixListener::bind(&sockets[2]).unwrap();
+    let control = scene.text("web1.ctl");
+    let forget = |options: &[&str]| said(&run(&[&["forget", "web1", "--control", &control], options].concat()));
+    let dry = forget(&["--dry-run"]);
+    for (socket, goes) in sockets.iter().zip([true, true, false]) {
+        assert_eq!(dry.contains(&format!("would remove {} (", socket.display())), goes, "{dry}");
+        assert!(socket.exists());
+    }
+    let done = forget(&[]);
+    assert_eq!(sockets.each_ref().map(|socket| socket.exists()), [false, false, true], "{done}");
 }

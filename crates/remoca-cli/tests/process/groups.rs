@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 
 /// Configures a disk with a socket, one that is exported, and the port.
-fn configure(scene: &Scene, group: &str) {
+pub fn configure(scene: &Scene, group: &str) {
     let [nbd, exported, port] = ["nbd", "exported", "port"].map(|name| scene.text(name));
     let export = format!("nbd = 'unix:{nbd}'\n[[disk]]\nname = 'export'\nimage = '{exported}'\nformat = 'raw'");
     std::fs::write(scene.path("exported"), vec![0; 1 << 20]).unwrap();

@@ -17,7 +17,7 @@ mod wrong;
 pub use check::{addresses, check_options, check_restart, check_state, check_upgrade};
 pub use exports::Address;
 pub use key::{ADVICE, KeySource};
-pub use open::{offers, refuse_other_formats};
+pub use open::{guests_sockets, offers, refuse_other_formats};
 pub use options::{DiskOptions, Incoming, Options, PortOptions, QUEUES_DEFAULT};
 pub use wrong::WrongOptions;
 

@@ -100,7 +100,7 @@ pub(super) fn predecessor_died(options: &Options) -> bool {
 }
 
 /// Returns the sockets that guests connect to.
-pub(super) fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
+pub fn guests_sockets(options: &Options) -> impl Iterator<Item = &Path> {
     let disks = options.disks.iter().filter_map(|disk| disk.socket.as_deref());
     let port = match &options.port {
         PortOptions::Socket(path) => Some(path.as_path()),
