@@ -58,7 +58,11 @@ pub fn errors(vm: &Vm, _: &Shown) -> Option<Found> {
     let found = format!(
         "the disk failed {requests} {period}; the guest got these errors, except for reads that a memory server answered"
     );
-    (count > 0).then(|| Found::failed("disk", found, "See `journalctl -k` of the host, and docs/failures.md"))
+    let advice = format!(
+        "`journalctl -u remoca-disk@{}` names cause, image and offset; docs/failures.md says what to do",
+        vm.name
+    );
+    (count > 0).then(|| Found::failed("disk", found, advice))
 }
 
 pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {

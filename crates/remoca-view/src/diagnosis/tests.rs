@@ -119,7 +119,8 @@ fn each_fault_is_named_first() {
         set(status, "disk_errors", 1);
         set(status, "fetch_wrong", 12);
     });
-    expect_first("disk-errors", &["failed 3 requests", "except for reads that a memory server answered"], |status| {
+    let words = ["failed 3 requests", "except for reads that a memory server answered", "-u remoca-disk@web001` names"];
+    expect_first("disk-errors", &words, |status| {
         set(status, "disk_errors", 3);
     });
     expect_first("memory-not-shared", &["guest memory", "paused"], |status| status.memory.guest_bytes = 0);
