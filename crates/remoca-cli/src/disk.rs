@@ -116,7 +116,7 @@ fn control(args: &DiskArgs) -> Result<PathBuf> {
         check_control(path, None)?;
         return Ok(path.clone());
     }
-    let directory = runtime::directory()?;
+    let directory = runtime::directory_or("give --control PATH")?;
     let name = args.name.clone().unwrap_or_else(|| std::process::id().to_string());
     let control = runtime::socket_in(&directory, &name);
     check_control(&control, Some(&name))?;

@@ -110,7 +110,7 @@ pub fn run(args: &ForgetArgs) -> Result<()> {
 
 /// Returns where the VM leaves its files: as its options say, or those of its last good configuration.
 fn places(args: &ForgetArgs) -> Result<Places> {
-    let own_socket = || runtime::socket_of(&args.name);
+    let own_socket = || runtime::socket_of(&args.name, "give --control PATH");
     let first = args.control.clone().map_or_else(own_socket, Ok)?;
     let words = [OsString::from("--name"), OsString::from(&args.name)];
     let options_of = |files: Files| {

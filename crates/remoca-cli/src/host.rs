@@ -119,7 +119,7 @@ struct Place {
 
 impl Place {
     fn folder(&self) -> Result<PathBuf> {
-        self.sockets.as_ref().map_or_else(runtime::directory, |folder| Ok(folder.clone()))
+        self.sockets.clone().map_or_else(|| runtime::directory_or("give --sockets FOLDER"), Ok)
     }
 }
 

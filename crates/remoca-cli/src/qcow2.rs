@@ -37,7 +37,7 @@ pub fn run(args: &Qcow2Args) -> Result<()> {
     let Qcow2Args { name, folder, .. } = args;
     let control = match &args.socket {
         Some(socket) => runtime::socket_in(socket.parent().unwrap_or(Path::new(".")), name),
-        None => runtime::socket_of(name)?,
+        None => runtime::socket_of(name, "give --socket PATH")?,
     };
     // While the VM's process runs, or was killed, its guest has the image that this process began with. One that ends in good
     // order removes its socket. Without a file of the VM, its process will have that image as well.

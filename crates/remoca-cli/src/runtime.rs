@@ -13,20 +13,22 @@ const SUFFIX: &str = "ctl";
 /// Directory of root's control sockets.
 const OF_ROOT: &str = "/run/remoca";
 
-/// Returns the directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`.
+/// Returns the directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`. Returns `None` for a user without
+/// one.
+pub fn directory() -> Option<PathBuf> {
+    match rustix::process::geteuid().is_root() {
+        true => Some(OF_ROOT.into()),
+        false => of_user(std::env::var_os("XDG_RUNTIME_DIR")),
+    }
+}
+
+/// Returns the directory of control sockets.
 ///
 /// # Errors
-/// If a user has no `$XDG_RUNTIME_DIR`.
-pub fn directory() -> Result<PathBuf> {
-    if rustix::process::geteuid().is_root() {
-        return Ok(OF_ROOT.into());
-    }
-    match of_user(std::env::var_os("XDG_RUNTIME_DIR")) {
-        Some(directory) => Ok(directory),
-        None => bail!(
-            "$XDG_RUNTIME_DIR is not set to a folder, so there is no directory for the control socket: set it, or give --control PATH"
-        ),
-    }
+/// If there is none; the text says what the user may do `instead` of setting the variable.
+pub fn directory_or(instead: &str) -> Result<PathBuf> {
+    let lacking = "$XDG_RUNTIME_DIR is not set to a folder, so there is no directory for the control socket";
+    directory().with_context(|| format!("{lacking}: set it, or {instead}"))
 }
 
 /// Returns the directory below `$XDG_RUNTIME_DIR`. A value that is empty or relative counts as none: the folder from which a command is
@@ -35,12 +37,12 @@ fn of_user(runtime: Option<OsString>) -> Option<PathBuf> {
     runtime.map(PathBuf::from).filter(|runtime| runtime.is_absolute()).map(|runtime| runtime.join("remoca"))
 }
 
-/// Returns the control socket of the VM process `name`.
+/// Returns the control socket of the VM process `name`. A user without a directory is told what to do `instead`.
 ///
 /// # Errors
-/// As [`directory`].
-pub fn socket_of(name: &str) -> Result<PathBuf> {
-    Ok(socket_in(&directory()?, name))
+/// As [`directory_or`].
+pub fn socket_of(name: &str, instead: &str) -> Result<PathBuf> {
+    Ok(socket_in(&directory_or(instead)?, name))
 }
 
 /// Returns the path of the control socket of the VM `name` in this directory.
@@ -52,9 +54,12 @@ pub fn socket_in(directory: &Path, name: &str) -> PathBuf {
 /// that name.
 ///
 /// # Errors
-/// As [`directory`].
+/// As [`directory_or`].
 pub fn socket_named(name: &str) -> Result<PathBuf> {
-    if name.contains('/') { Ok(name.into()) } else { socket_of(name) }
+    match name.contains('/') {
+        true => Ok(name.into()),
+        false => socket_of(name, "give the path of the control socket in place of the name"),
+    }
 }
 
 /// Returns the control socket that `name` denotes, or without a name all control sockets of the directory.
@@ -176,7 +181,7 @@ pub fn explain_unreachable(socket: &Path, error: io::Error, what: &str, hint: &s
 /// Returns the VM processes in other directories than that of this user, as a continuation of a message. Returns an empty
 /// text if none is seen.
 pub fn elsewhere() -> String {
-    let own = directory().ok();
+    let own = directory();
     let looked_in = own.iter().map(|own| format!(" (looked in {})", own.display())).collect::<String>();
     looked_in + &of_others("status")
 }
@@ -184,7 +189,7 @@ pub fn elsewhere() -> String {
 /// Returns which VM processes may not be asked by this user, as a continuation of a message, with `remoca COMMAND` as what to say.
 /// Returns an empty text if none is seen.
 pub fn of_others(command: &str) -> String {
-    let own = directory().ok();
+    let own = directory();
     let users = std::fs::read_dir("/run/user").into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let all = std::iter::once(PathBuf::from(OF_ROOT)).chain(users.map(|user| user.join("remoca")));
     let others = all.filter(|place| Some(place) != own.as_ref()).filter_map(|place| seen_in(&place, command));

@@ -60,7 +60,7 @@ pub fn run(args: TopArgs) -> Result<()> {
 
 /// Returns the socket of the daemon that divides memory, which need not run.
 pub fn host_socket() -> Option<PathBuf> {
-    runtime::directory().ok().map(|directory| Paths::new(&directory).socket)
+    runtime::directory().map(|directory| Paths::new(&directory).socket)
 }
 
 /// Returns what finds the control sockets of the VMs with these names, or all of this host each time.

@@ -298,6 +298,36 @@ fn another_user_is_told_who_may() {
     machine.finish();
 }
 
+/// Nobody is sent to an option that the command does not have.
+#[test]
+fn a_user_without_a_runtime_directory_is_told_what_the_command_has() {
+    use std::os::unix::process::CommandExt;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let program = folder.path().join("remoca");
+    install(Path::new(REMOCA), &program);
+    let (path, option) = ("give the path of the control socket in place of the name", "give --control PATH");
+    for (arguments, instead) in [
+        (&["check", "web1"][..], path),
+        (&["set", "web1", "--off"], path),
+        (&["upgrade", "web1"], path),
+        (&["curve", "web1"], path),
+        (&["support", "web1"], path),
+        (&["status", "web1"], path),
+        (&["xml", "web1"], path),
+        (&["forget", "web1"], option),
+        (&["disk", "--name", "web1", "--image", "/image", "--socket", "/socket"], option),
+        (&["host", "status"], "give --sockets FOLDER"),
+    ] {
+        let mut command = command(&program);
+        command.args(arguments).env_remove("XDG_RUNTIME_DIR");
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        expect_refusal(&run_command(&mut command), FAILURE, &["$XDG_RUNTIME_DIR is not set", instead]);
+    }
+}
+
 #[test]
 fn a_cache_whose_index_has_no_memory_is_refused_once_and_exactly() {
     let folder = tempfile::tempdir().unwrap();
