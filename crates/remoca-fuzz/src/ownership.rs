@@ -7,6 +7,8 @@ use remoca_core::units::Nanos;
 
 /// Maximum number of actions after one event.
 const ACTIONS_MAX: usize = 8;
+/// Time, in nanoseconds, for which the peer's word is believed.
+const SECOND: u64 = 1_000_000_000;
 
 pub fn run(data: &[u8]) {
     let mut source = Source(data);
@@ -19,6 +21,8 @@ pub fn run(data: &[u8]) {
         linked: false,
         open: !incoming,
         entitled: false,
+        asked_at: None,
+        may_serve: false,
         has_state: false,
         locking: false,
         locked: None,
@@ -41,6 +45,10 @@ struct Side {
     open: bool,
     /// Whether the peer gave the disks away, or the operator says that no process has them.
     entitled: bool,
+    /// When the peer was last asked whether it still gives them.
+    asked_at: Option<Nanos>,
+    /// Whether, where no lock tells, it has said so in time, or the operator has.
+    may_serve: bool,
     /// Whether the peer said that an index came with them.
     has_state: bool,
     locking: bool,
@@ -70,11 +78,11 @@ impl Side {
             5 if self.locking => self.lock(source.below(3)),
             6 => self.pass_time(source),
             7 => {
-                let away = !self.open && !self.locking;
-                self.entitled |= away;
-                assert!(!self.machine.take_back(self.now) || away, "what is here is not taken back");
+                let is_taken = self.machine.take_back(self.now).is_ok();
+                assert!(!is_taken || (!self.open && !self.locking), "what is here is not taken back");
+                (self.entitled, self.may_serve) = (self.entitled || is_taken, self.may_serve || is_taken);
             }
-            _ if self.linked => self.hear(source.below(5)),
+            _ if self.linked => self.hear(source.below(7)),
             _ => {}
         }
     }
@@ -105,10 +113,14 @@ impl Side {
             0 => Message::Accept,
             1 => Message::Want,
             2 => Message::Busy,
-            state => Message::Yours { state: state == 3 },
+            3 => Message::Confirm,
+            4 => Message::Confirmed,
+            state => Message::Yours { state: state == 5 },
         };
-        if let (Message::Yours { state }, false) = (message, self.machine.holds()) {
-            (self.entitled, self.has_state) = (true, state);
+        match message {
+            Message::Yours { state } if !self.machine.holds() => (self.entitled, self.has_state) = (true, state),
+            Message::Confirmed => self.may_serve |= self.asked_at.is_some_and(|at| self.now.since_ns(at) <= SECOND),
+            _ => {}
         }
         self.machine.handle_alive();
         self.machine.handle_message(self.now, message);
@@ -122,6 +134,11 @@ impl Side {
                 Action::Release => {
                     assert!(self.open && self.drained && !self.running, "a guest that runs keeps its disks");
                     (self.open, self.drained, self.entitled, self.has_state) = (false, false, false, false);
+                    self.may_serve = false;
+                }
+                Action::Close => {
+                    assert!(self.open && !self.machine.serves() && !self.lock_reaches);
+                    (self.open, self.entitled, self.asked_at) = (false, false, None);
                 }
                 Action::Send(Message::Yours { .. }) => {
                     assert!(!self.open && !self.machine.serves(), "what is given away is not kept");
@@ -134,6 +151,7 @@ impl Side {
                 }
                 Action::Serve { warm } => {
                     assert!(self.open);
+                    assert!(self.lock_reaches || self.may_serve, "another host may have taken the disks back");
                     assert!(
                         !warm || (self.has_state && self.locked == Some(Locked::Unchanged)),
                         "an index of other disks"
@@ -142,6 +160,7 @@ impl Side {
                 Action::Forget => self.has_state = false,
                 Action::Disconnect => self.linked = false,
                 Action::Drain | Action::SendState => assert!(self.open),
+                Action::Send(Message::Confirm) => self.asked_at = Some(self.now),
                 Action::Send(_) | Action::TellStuck => {}
             }
         }
@@ -159,7 +178,7 @@ impl Side {
 
 /// Returns the seeds: there and back; a peer that gives the disks unasked; a peer that never answers.
 pub fn seeds() -> Vec<Vec<u8>> {
-    let (accept, want, yours) = ([8, 0], [8, 1], [8, 3]);
+    let (accept, want, yours, confirmed) = ([8, 0], [8, 1], [8, 5], [8, 4]);
     let [out, back] =
         [[&[0, 0, 1, 0][..], &accept, &[3, 0, 4]], [&[2][..], &yours, &[5, 0]]].map(|parts| parts.concat());
     vec![
@@ -167,6 +186,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         [&[1, 1, 0][..], &yours, &[5, 0, 2, 2], &want, &[3, 1, 4]].concat(),
         [&[1, 0, 0][..], &yours, &yours, &[1, 5, 2]].concat(),
         [&[0, 1, 0][..], &yours, &accept, &accept, &[2, 6, 200]].concat(),
+        [&[1, 0, 0][..], &yours, &[5, 0, 6, 1], &confirmed, &[6, 9], &confirmed, &confirmed].concat(),
+        [&[1, 0, 0][..], &yours, &[5, 1, 1, 7, 5, 1]].concat(),
         [&out[..], &[2, 6, 100, 6, 100, 7, 5, 2, 6, 100, 5, 0]].concat(),
     ]
 }

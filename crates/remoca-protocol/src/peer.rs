@@ -4,6 +4,7 @@
 //! ```text
 //! kind u8 | length u32 | payload        1 offer (JSON)   2 refusal (text)   3 accept   4 state (JSON)   5 words
 //!                                       6 yours (one byte: 1 if the state came before)   7 want   8 busy   9 alive
+//!                                       10 confirm   11 confirmed
 //! ```
 //! Numbers are little-endian. The process that hands over sends an offer, and later its state as one frame 4 and as
 //! many frames 5 as the words of its index take. All frames are inside a protected connection (`remoca_io::secure`).
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
 
 /// Version of these frames and of the words of the index.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Size of the header of a frame, in bytes.
 pub const HEADER_BYTES: usize = 5;
 /// Maximum length of an offer or a state, which have about 80 bytes for each of fewer than 4096 disks.
@@ -34,6 +35,8 @@ pub mod kind {
     pub const WANT: u8 = 7;
     pub const BUSY: u8 = 8;
     pub const ALIVE: u8 = 9;
+    pub const CONFIRM: u8 = 10;
+    pub const CONFIRMED: u8 = 11;
 }
 
 /// Properties of a process, which the peer compares with its own.
@@ -134,6 +137,8 @@ pub fn message(message: Message) -> Vec<u8> {
         Message::Yours { state } => frame(kind::YOURS, &[u8::from(state)]),
         Message::Want => frame(kind::WANT, &[]),
         Message::Busy => frame(kind::BUSY, &[]),
+        Message::Confirm => frame(kind::CONFIRM, &[]),
+        Message::Confirmed => frame(kind::CONFIRMED, &[]),
     }
 }
 
@@ -151,7 +156,7 @@ pub fn read(source: &mut impl Read) -> io::Result<PeerFrame> {
         kind::REFUSE => 4096,
         kind::WORDS => PIECE_BYTES,
         kind::YOURS => 1,
-        kind::ACCEPT | kind::WANT | kind::BUSY | kind::ALIVE => 0,
+        kind::ACCEPT | kind::WANT | kind::BUSY | kind::ALIVE | kind::CONFIRM | kind::CONFIRMED => 0,
         _ => return Err(invalid(format!("a frame of kind {kind}"))),
     };
     if length > limit as u64 {
@@ -170,6 +175,8 @@ pub fn read(source: &mut impl Read) -> io::Result<PeerFrame> {
         kind::ACCEPT => PeerFrame::Message(Message::Accept),
         kind::WANT => PeerFrame::Message(Message::Want),
         kind::ALIVE => PeerFrame::Alive,
+        kind::CONFIRM => PeerFrame::Message(Message::Confirm),
+        kind::CONFIRMED => PeerFrame::Message(Message::Confirmed),
         _ => PeerFrame::Message(Message::Busy),
     })
 }
@@ -199,7 +206,9 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for sent in [Message::Accept, Message::Yours { state: true }, Message::Yours { state: false }, Message::Want] {
+        let [yours, cold] = [true, false].map(|state| Message::Yours { state });
+        let others = [Message::Accept, Message::Want, Message::Busy, Message::Confirm, Message::Confirmed];
+        for sent in [yours, cold].into_iter().chain(others) {
             assert!(matches!(heard(&message(sent)), Ok(PeerFrame::Message(got)) if got == sent));
         }
         let offer = Offer {

@@ -9,7 +9,7 @@
 //! 2. An owner whose guest runs gives nothing away.
 //! 3. Disks that go back after the other side wrote to them go back cold.
 //! 4. A lock that other hosts do not see (block devices, NBD) decides nothing. In that case only the operator can
-//!    decide.
+//!    decide, so the receiver of `Yours` serves nothing before the sender has confirmed it: the message may be old.
 //!
 //! Driven by `remoca-disk`'s driver; checked by a model with loss and death at every step (`tests`). Decision 0023.
 
@@ -23,6 +23,8 @@ use std::collections::VecDeque;
 const PEER_PATIENCE: u64 = 10_000_000_000;
 /// Pause, in nanoseconds, between two attempts to lock an image that is in use.
 const LOCK_AGAIN_AFTER: u64 = 1_000_000_000;
+/// Time, in nanoseconds, from a [`Message::Confirm`] for which its answer is believed. Who answers takes nothing back for twice as long.
+const CONFIRMED_FOR: u64 = 1_000_000_000;
 
 /// Message between the two sides. The connection delivers them in order, and may lose only the last ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +37,10 @@ pub enum Message {
     Want,
     /// Not yet: my guest also runs, or its writes are not durable yet. Answers every `Want`.
     Busy,
+    /// I have opened the disks that you gave me: are they still mine? Sent where no lock would tell.
+    Confirm,
+    /// They are yours. Answers `Confirm`.
+    Confirmed,
 }
 
 /// Action for the driver. Actions are executed in the order in which they come.
@@ -51,6 +57,8 @@ pub enum Action {
     Send(Message),
     /// Close the connection to the peer; messages in transit are lost.
     Disconnect,
+    /// Close the images, which were opened and have not been served.
+    Close,
     /// Discard an index that was received completely or in part.
     Forget,
     /// Open and lock the images, with a bounded wait, then call `handle_locked`.
@@ -74,6 +82,17 @@ pub enum Locked {
     InUse,
 }
 
+/// On what ground images are locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ground {
+    /// The lock decides, or the operator has decided.
+    Free,
+    /// The peer gave the ownership over this connection.
+    Given,
+    /// The peer gave it over a connection that is gone, and no lock would tell whether it still does.
+    Doubtful,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Own,
@@ -81,12 +100,27 @@ enum State {
     Draining,
     Sending,
     Gone,
-    /// Locking the images, or about to when `lock_again` is due. `given` says that the peer gave the ownership over this
-    /// connection.
+    /// Locking the images, or about to when `lock_again` is due.
     Entering {
         warm: bool,
-        given: bool,
+        ground: Ground,
     },
+    /// The images are open. Whether the peer still gives them is asked since then.
+    Confirming {
+        warm: bool,
+        asked_at: Nanos,
+    },
+}
+
+/// Why disks are not taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// They are here, or about to be.
+    Here,
+    /// The peer is connected, and no lock would show that it has them.
+    PeerIsConnected,
+    /// The peer was told a moment ago that it has them.
+    JustConfirmed,
 }
 
 /// Ownership as one of the two sides sees it.
@@ -103,6 +137,10 @@ pub struct Ownership {
     running: bool,
     /// Whether the disks came over this connection.
     came_from_peer: bool,
+    /// Whether the disks went over this connection.
+    went_to_peer: bool,
+    /// When the peer was last told that it still has the disks.
+    confirmed_at: Option<Nanos>,
     /// Whether the disks go to the peer with the index.
     gives_index: bool,
     /// Whether `Want` was sent over this connection.
@@ -128,6 +166,8 @@ impl Ownership {
             peer_wants: false,
             running: false,
             came_from_peer: false,
+            went_to_peer: false,
+            confirmed_at: None,
             gives_index: false,
             asked: false,
             answer_due: None,
@@ -194,7 +234,8 @@ impl Ownership {
     /// connection.
     pub fn handle_linked(&mut self, now: Nanos) {
         self.linked = true;
-        (self.peer_wants, self.came_from_peer, self.asked) = (false, false, false);
+        (self.peer_wants, self.asked) = (false, false);
+        (self.came_from_peer, self.went_to_peer) = (false, false);
         if self.state == State::Gone {
             // The peer may be the one that has had the images. It is asked at once.
             self.lock_again = None;
@@ -208,9 +249,10 @@ impl Ownership {
     }
 
     /// Marks the peer as disconnected, and cancels a hand-over to it. Before `Yours` the disks stay with the sender,
-    /// after it with the receiver.
+    /// after it with the receiver; where no lock tells, only once that was confirmed.
     pub fn handle_lost(&mut self, now: Nanos) {
-        (self.linked, self.peer_wants, self.came_from_peer) = (false, false, false);
+        (self.linked, self.peer_wants) = (false, false);
+        (self.came_from_peer, self.went_to_peer) = (false, false);
         (self.asked, self.answer_due) = (false, None);
         match self.state {
             State::Draining | State::Sending => self.state = State::Own,
@@ -218,8 +260,17 @@ impl Ownership {
                 self.actions.push_back(Action::Forget);
                 self.seek(now);
             }
+            State::Confirming { .. } => {
+                self.actions.push_back(Action::Close);
+                self.lose_claim(now);
+            }
+            State::Entering { ground: Ground::Free, .. } => {}
             // The disks are ours now, and there is no peer to give them back to.
-            State::Entering { warm, .. } => self.state = State::Entering { warm, given: false },
+            State::Entering { warm, .. } if self.lock_reaches => {
+                self.state = State::Entering { warm, ground: Ground::Free };
+            }
+            State::Entering { .. } if self.lock_again.is_some() => self.lose_claim(now),
+            State::Entering { warm, .. } => self.state = State::Entering { warm, ground: Ground::Doubtful },
             State::Own => {}
         }
     }
@@ -233,10 +284,11 @@ impl Ownership {
             State::Draining if running => self.state = State::Own,
             State::Sending if running => self.disconnect(now),
             State::Gone => self.seek(now),
-            State::Draining | State::Sending | State::Entering { .. } => {}
+            State::Draining | State::Sending | State::Entering { .. } | State::Confirming { .. } => {}
         }
     }
 
+    /// Follows a message of the peer. `now` is not earlier than the message was taken from the connection.
     pub fn handle_message(&mut self, now: Nanos, message: Message) {
         self.answered = true;
         match (message, self.state) {
@@ -254,9 +306,19 @@ impl Ownership {
             (Message::Yours { state }, State::Gone) => {
                 self.has_owned = true;
                 (self.asked, self.answer_due) = (false, None);
-                self.enter(state, true);
+                self.enter(state, Ground::Given);
             }
-            (Message::Accept | Message::Yours { .. }, _) => self.disconnect(now),
+            (Message::Confirm, State::Gone) if self.went_to_peer => {
+                self.confirmed_at = Some(now);
+                self.actions.push_back(Action::Send(Message::Confirmed));
+            }
+            (Message::Confirmed, State::Confirming { warm, asked_at }) => {
+                // An older answer may have waited here while the operator took the disks back at the other side.
+                if now.since_ns(asked_at) <= CONFIRMED_FOR { self.own(warm) } else { self.confirm(now, warm) }
+            }
+            (Message::Accept | Message::Yours { .. } | Message::Confirm | Message::Confirmed, _) => {
+                self.disconnect(now)
+            }
         }
     }
 
@@ -278,43 +340,55 @@ impl Ownership {
         }
     }
 
+    /// Serves the guest if the images are open and ours, and otherwise gives them back or tries again. `now` is not later than the images
+    /// were opened.
     pub fn handle_locked(&mut self, now: Nanos, locked: Locked) {
-        let State::Entering { warm, given } = self.state else { return };
-        if locked == Locked::InUse {
-            self.state = State::Gone;
-            if given {
-                // The peer had them a moment ago, so it may succeed. Disks that were never given are not given back.
-                self.peer_wants = false;
-                self.actions.push_back(Action::Send(Message::Yours { state: false }));
+        let State::Entering { warm, ground } = self.state else { return };
+        let warm = warm && locked == Locked::Unchanged;
+        match (locked, ground) {
+            (Locked::InUse, _) => {
+                self.state = State::Gone;
+                if ground == Ground::Given {
+                    // The peer had them a moment ago, so it may succeed. Disks that were never given are not given back.
+                    self.peer_wants = false;
+                    self.went_to_peer = true;
+                    self.actions.push_back(Action::Send(Message::Yours { state: false }));
+                }
+                self.lock_again = Some(Nanos(now.0.saturating_add(LOCK_AGAIN_AFTER)));
             }
-            self.lock_again = Some(Nanos(now.0.saturating_add(LOCK_AGAIN_AFTER)));
-            return;
+            (_, Ground::Doubtful) => {
+                self.actions.push_back(Action::Close);
+                self.lose_claim(now);
+            }
+            (_, Ground::Given) if !self.lock_reaches => self.confirm(now, warm),
+            (_, Ground::Given | Ground::Free) => self.own(warm),
         }
-        self.state = State::Own;
-        self.came_from_peer = self.linked;
-        self.actions.push_back(Action::Serve { warm: warm && locked == Locked::Unchanged });
-        self.leave();
     }
 
-    /// Takes the disks back, because the operator says that the peer is gone or never had them. Returns `false` if this
-    /// process already has the disks, or if the peer is connected and no lock would show that the peer has them.
-    pub fn take_back(&mut self, now: Nanos) -> bool {
-        let may_take = match self.state {
-            State::Gone => !self.linked || self.lock_reaches,
+    /// Takes the disks back, because the operator says that the peer is gone or never had them.
+    ///
+    /// # Errors
+    /// Why it does not.
+    pub fn take_back(&mut self, now: Nanos) -> Result<(), NotTaken> {
+        let is_believed = |at: Nanos| now.since_ns(at) < 2 * CONFIRMED_FOR;
+        match self.state {
+            State::Gone if self.lock_reaches => {}
+            State::Gone | State::Confirming { .. } if self.linked => return Err(NotTaken::PeerIsConnected),
+            State::Gone if self.confirmed_at.is_some_and(is_believed) => return Err(NotTaken::JustConfirmed),
+            State::Gone => {}
             // The peer has given them back, so they are tried now, and not when the pause is over.
-            State::Entering { .. } => self.lock_again.is_some(),
-            State::Own | State::Draining | State::Sending => false,
-        };
-        if !may_take {
-            return false;
+            State::Entering { .. } if self.lock_again.is_some() => {}
+            State::Entering { .. } | State::Confirming { .. } | State::Own | State::Draining | State::Sending => {
+                return Err(NotTaken::Here);
+            }
         }
         if self.linked {
             self.disconnect(now);
         }
         if self.state == State::Gone || self.lock_again.is_some() {
-            self.enter(false, false);
+            self.enter(false, Ground::Free);
         }
-        true
+        Ok(())
     }
 
     /// Returns the time at which [`Self::handle_timer`] must be called, or `None` if no timer is running.
@@ -349,6 +423,7 @@ impl Ownership {
     fn go(&mut self) {
         self.state = State::Gone;
         (self.peer_wants, self.came_from_peer, self.told_stuck) = (false, false, false);
+        self.went_to_peer = true;
         self.actions.push_back(Action::Release);
         self.actions.push_back(Action::Send(Message::Yours { state: self.gives_index }));
     }
@@ -367,21 +442,41 @@ impl Ownership {
             }
         } else if self.lock_reaches {
             if self.lock_again.is_none() {
-                self.enter(false, false);
+                self.enter(false, Ground::Free);
             }
         } else if !std::mem::replace(&mut self.told_stuck, true) {
             self.actions.push_back(Action::TellStuck);
         }
     }
 
-    fn enter(&mut self, warm: bool, given: bool) {
-        self.state = State::Entering { warm, given };
-        if given && self.lock_again.is_some() {
+    fn enter(&mut self, warm: bool, ground: Ground) {
+        self.state = State::Entering { warm, ground };
+        if ground == Ground::Given && self.lock_again.is_some() {
             // This side has just failed, and now the other one has. They would go to and fro as fast as the connection carries it.
             return;
         }
         self.lock_again = None;
         self.actions.push_back(Action::Lock);
+    }
+
+    /// Asks the peer whether the disks, which are open here, are still given.
+    fn confirm(&mut self, now: Nanos, warm: bool) {
+        self.state = State::Confirming { warm, asked_at: now };
+        self.actions.push_back(Action::Send(Message::Confirm));
+    }
+
+    fn own(&mut self, warm: bool) {
+        self.state = State::Own;
+        self.came_from_peer = self.linked;
+        self.actions.push_back(Action::Serve { warm });
+        self.leave();
+    }
+
+    /// Goes on without the disks, which the peer had given over a connection that broke before it confirmed that.
+    fn lose_claim(&mut self, now: Nanos) {
+        (self.state, self.lock_again) = (State::Gone, None);
+        self.actions.push_back(Action::Forget);
+        self.seek(now);
     }
 
     fn disconnect(&mut self, now: Nanos) {

@@ -34,6 +34,10 @@ struct Plan {
     lock_reaches: bool,
     /// Whether guests run wherever and whenever they like.
     careless: bool,
+    /// Whether the operator takes disks back where a guest waits for them, if no other guest runs and the other process does not have them.
+    operator: bool,
+    /// Whether what the peer said counts however late it is heard.
+    believes: bool,
     /// Whether a received index is used without a look at the image.
     unchecked: bool,
     /// Number of steps after which there are no more faults.
@@ -51,6 +55,7 @@ struct World {
     random: u64,
     failed: u32,
     warm: u32,
+    taken: u32,
     log: Vec<String>,
 }
 
@@ -80,6 +85,7 @@ impl World {
             random,
             failed: 0,
             warm: 0,
+            taken: 0,
             log: Vec::new(),
         };
         world.set_running(0, true);
@@ -125,6 +131,10 @@ impl World {
                     self.sides[1 - at].lost |= self.linked;
                     self.linked = false;
                 }
+                Action::Close => {
+                    assert!(side.open && !self.plan.lock_reaches && !side.machine.serves());
+                    side.open = false;
+                }
                 Action::Forget => side.received = None,
                 Action::Lock => side.locks = true,
                 Action::Serve { warm } => {
@@ -140,7 +150,9 @@ impl World {
 
     fn check(&self) {
         let [a, b] = &self.sides;
-        assert!(!(a.open && b.open), "both hold the image");
+        // Who asks whether the disks are still its own has only opened them.
+        let holds = |side: &Side| side.open && !matches!(side.machine.state, State::Confirming { .. });
+        assert!(!(holds(a) && holds(b)), "both hold the image");
         for side in [a, b] {
             assert!(!side.machine.serves() || !side.alive || side.open, "serves what it does not hold");
             if side.alive && side.machine.serves() {
@@ -152,7 +164,7 @@ impl World {
     /// Makes one thing happen. Returns false if it was none of those that happen by themselves.
     fn step(&mut self, faults: bool) -> bool {
         let at = usize::try_from(self.draw(2)).unwrap();
-        let kind = self.draw(if faults { 12 } else { 6 });
+        let kind = self.draw(if faults { 12 + u64::from(self.plan.operator) } else { 6 });
         if !self.sides[at].alive {
             return false;
         }
@@ -195,6 +207,7 @@ impl World {
             9 => return self.write(at),
             10 if self.draw(6) == 0 => self.cut(at),
             11 if self.draw(30) == 0 => self.kill(at),
+            12 => return self.take_back(at),
             _ => return false,
         }
         self.execute(at);
@@ -211,7 +224,11 @@ impl World {
             }
             Some(Parcel::Message(message)) => {
                 self.log.push(format!("{at}: gets {message:?}"));
-                side.machine.handle_message(now, message);
+                let asked_at = match side.machine.state {
+                    State::Confirming { asked_at, .. } if self.plan.believes => asked_at,
+                    _ => now,
+                };
+                side.machine.handle_message(asked_at, message);
             }
             None if std::mem::take(&mut side.lost) => {
                 side.sends = false;
@@ -246,6 +263,26 @@ impl World {
         }
         self.set_running(at, !running);
         true
+    }
+
+    /// Time passes, and the operator helps a guest that waits.
+    fn take_back(&mut self, at: usize) -> bool {
+        self.now = Nanos(self.now.0 + self.draw(4) * CONFIRMED_FOR);
+        let other = &self.sides[1 - at];
+        // Or is about to have them, because the operator said so.
+        let has_disks = match other.machine.state {
+            State::Own | State::Draining | State::Sending => true,
+            State::Entering { ground, .. } => ground == Ground::Free,
+            State::Confirming { .. } | State::Gone => false,
+        };
+        if self.plan.lock_reaches || !self.sides[at].running || other.running || other.alive && has_disks {
+            return false;
+        }
+        let taken = self.sides[at].machine.take_back(self.now);
+        self.log.push(format!("{at}: the operator takes them back: {taken:?}"));
+        self.taken += u32::from(taken.is_ok());
+        self.execute(at);
+        taken.is_ok()
     }
 
     fn write(&mut self, at: usize) -> bool {
@@ -300,7 +337,15 @@ fn runs(plan: Plan, seeds: std::ops::Range<u64>) -> Vec<World> {
     seeds.map(run).collect()
 }
 
-const PLAN: Plan = Plan { lock_reaches: true, careless: false, unchecked: false, faults_until: 80, failures: 0 };
+const PLAN: Plan = Plan {
+    lock_reaches: true,
+    careless: false,
+    operator: false,
+    believes: false,
+    unchecked: false,
+    faults_until: 80,
+    failures: 0,
+};
 
 #[test]
 fn never_two_owners_and_never_an_index_of_another_image() {
@@ -309,6 +354,19 @@ fn never_two_owners_and_never_an_index_of_another_image() {
         let warm: u32 = worlds.iter().map(|world| world.warm).sum();
         assert!(warm > 200, "the model hands over: {warm}");
         runs(Plan { lock_reaches, careless, failures: 4, ..PLAN }, 0..2500);
+    }
+}
+
+/// What a process heard before it was held up is old when it goes on: the operator may have decided otherwise meanwhile.
+#[test]
+fn disks_that_the_operator_took_back_are_not_taken_by_a_peer_that_was_held_up() {
+    for careless in [false, true] {
+        let plan = Plan { lock_reaches: false, operator: true, careless, ..PLAN };
+        let worlds = runs(plan, 0..10_000);
+        let taken: u32 = worlds.iter().map(|world| world.taken).sum();
+        assert!(taken > 500, "the operator has something to do: {taken}");
+        let found = std::panic::catch_unwind(|| runs(Plan { believes: true, ..plan }, 0..200_000));
+        assert!(found.is_err(), "the model is blind");
     }
 }
 
@@ -404,7 +462,7 @@ fn a_silent_peer_is_given_up_and_the_lock_decides_or_the_operator() {
             source.handle_timer(source.next_deadline().unwrap());
         } else {
             assert_eq!((source.poll_action(), source.poll_action()), (Some(Action::TellStuck), None));
-            assert!(source.take_back(due));
+            assert_eq!(source.take_back(due), Ok(()));
         }
         assert_eq!(source.poll_action(), Some(Action::Lock));
         source.handle_locked(due, Locked::Changed);
@@ -421,11 +479,11 @@ fn disks_of_a_peer_that_is_connected_are_not_taken_back_unless_a_lock_guards_the
         source.handle_drained(false);
         source.handle_sent();
         while source.poll_action().is_some() {}
-        assert_eq!(source.take_back(Nanos(0)), lock_reaches);
+        assert_eq!(source.take_back(Nanos(0)).is_ok(), lock_reaches);
         let locks = std::iter::from_fn(|| source.poll_action()).any(|action| action == Action::Lock);
         assert_eq!(locks, lock_reaches);
         source.handle_lost(Nanos(0));
-        assert!(source.holds() || source.take_back(Nanos(0)));
+        assert!(source.holds() || source.take_back(Nanos(0)).is_ok());
     }
 }
 
@@ -441,7 +499,7 @@ fn the_disks_are_not_lost_with_the_message_that_gives_them() {
         target.handle_queues(now, true);
         if !lock_reaches {
             assert_eq!((target.poll_action(), target.poll_action()), (Some(Action::TellStuck), None));
-            assert!(target.take_back(now));
+            assert_eq!(target.take_back(now), Ok(()));
         }
         assert_eq!((target.poll_action(), target.poll_action()), (Some(Action::Lock), None));
         target.handle_locked(now, Locked::Changed);
@@ -465,7 +523,7 @@ fn an_image_in_use_goes_back_and_is_asked_for_again_but_only_if_it_was_given() {
     // Tried on the operator's word, before a connection came: what was not given does not go back.
     let mut source = Ownership::new(true, false);
     source.handle_queues(Nanos(0), true);
-    assert!(source.take_back(Nanos(0)));
+    assert_eq!(source.take_back(Nanos(0)), Ok(()));
     source.handle_linked(Nanos(0));
     source.handle_locked(Nanos(0), Locked::InUse);
     assert_eq!(drain(&mut source), [Action::TellStuck, Action::Lock]);
@@ -501,9 +559,9 @@ fn images_that_neither_side_can_open_go_to_and_fro_with_a_pause() {
     assert!(target.holds() && !target.has_images() && !target.serves(), "nothing is open here meanwhile");
     // The operator need not wait for the end of the pause, nor is there anybody to give them back to then.
     let mut taken = target.clone();
-    assert!(taken.take_back(Nanos(6)));
+    assert_eq!(taken.take_back(Nanos(6)), Ok(()));
     assert_eq!(drain(&mut taken), [Action::Disconnect, Action::Lock]);
-    assert!(!taken.take_back(Nanos(6)), "they are tried");
+    assert_eq!(taken.take_back(Nanos(6)), Err(NotTaken::Here), "they are tried");
     taken.handle_locked(Nanos(6), Locked::InUse);
     assert_eq!((drain(&mut taken), taken.holds()), (Vec::new(), false));
     // Nor does it try at once, or never, when there is nobody left to give them back to.
@@ -532,4 +590,61 @@ fn a_drain_that_takes_long_keeps_the_peer_waiting() {
     let said: Vec<_> = std::iter::from_fn(|| owner.poll_action()).collect();
     let busy = Action::Send(Message::Busy);
     assert_eq!(said, [busy, Action::Drain, busy, busy]);
+}
+
+/// No lock tells, so the word of the peer must be fresh when the guest is served.
+#[test]
+fn what_no_lock_guards_is_served_once_the_peer_has_confirmed_it_within_a_second() {
+    let drain = |machine: &mut Ownership| std::iter::from_fn(|| machine.poll_action()).collect::<Vec<_>>();
+    let [mut source, mut target] = [false, true].map(|incoming| Ownership::new(incoming, false));
+    for machine in [&mut source, &mut target] {
+        machine.handle_linked(Nanos(0));
+    }
+    let mut stranger = target.clone();
+    stranger.handle_message(Nanos(0), Message::Confirm);
+    assert_eq!(drain(&mut stranger), [Action::Disconnect, Action::Forget], "it has given nothing");
+    source.handle_message(Nanos(0), Message::Accept);
+    source.handle_drained(false);
+    source.handle_sent();
+    drain(&mut source);
+    target.handle_message(Nanos(0), Message::Yours { state: true });
+    target.handle_locked(Nanos(5), Locked::Unchanged);
+    assert_eq!(drain(&mut target), [Action::Lock, Action::Send(Message::Confirm)]);
+    assert!(!target.serves() && target.has_images());
+    assert_eq!(target.take_back(Nanos(5)), Err(NotTaken::PeerIsConnected));
+    source.handle_message(Nanos(7), Message::Confirm);
+    assert_eq!(drain(&mut source), [Action::Send(Message::Confirmed)]);
+    // Whoever is held up for longer asks again.
+    let mut late = target.clone();
+    late.handle_message(Nanos(6 + CONFIRMED_FOR), Message::Confirmed);
+    assert_eq!((drain(&mut late), late.serves()), (vec![Action::Send(Message::Confirm)], false));
+    late.handle_message(Nanos(6 + 2 * CONFIRMED_FOR), Message::Confirmed);
+    assert_eq!(drain(&mut late), [Action::Serve { warm: true }]);
+    // So nothing is taken back before that.
+    source.handle_lost(Nanos(8));
+    assert_eq!(source.take_back(Nanos(6 + 2 * CONFIRMED_FOR)), Err(NotTaken::JustConfirmed));
+    assert_eq!(source.take_back(Nanos(7 + 2 * CONFIRMED_FOR)), Ok(()));
+    // Without the connection nobody confirms anything.
+    let mut lost = target.clone();
+    lost.handle_queues(Nanos(8), true);
+    lost.handle_lost(Nanos(8));
+    assert_eq!(drain(&mut lost), [Action::Close, Action::Forget, Action::TellStuck]);
+    assert!(!lost.holds());
+    target.handle_message(Nanos(5 + CONFIRMED_FOR), Message::Confirmed);
+    assert_eq!(drain(&mut target), [Action::Serve { warm: true }]);
+    target.handle_message(Nanos(9), Message::Confirmed);
+    assert_eq!(drain(&mut target), [Action::Disconnect], "it did not ask");
+}
+
+/// The connection may break while the images are opened.
+#[test]
+fn what_no_lock_guards_is_closed_again_if_the_peer_is_gone_before_it_could_confirm() {
+    let drain = |machine: &mut Ownership| std::iter::from_fn(|| machine.poll_action()).collect::<Vec<_>>();
+    let mut target = Ownership::new(true, false);
+    target.handle_linked(Nanos(0));
+    target.handle_message(Nanos(0), Message::Yours { state: true });
+    target.handle_lost(Nanos(0));
+    assert_eq!(drain(&mut target), [Action::Lock]);
+    target.handle_locked(Nanos(0), Locked::Unchanged);
+    assert_eq!((drain(&mut target), target.holds()), (vec![Action::Close, Action::Forget], false));
 }

@@ -49,12 +49,17 @@ impl Host {
     pub(super) fn update(&mut self) {
         self.latest = self.clock.now();
         let elapsed = self.latest.saturating_duration_since(self.started);
-        self.now = Nanos(u64::try_from(elapsed.as_nanos()).expect("a process runs for less than 584 years"));
+        self.now = nanos(elapsed);
     }
 
     /// Returns the time since the start, as of the last [`Self::update`].
     pub(super) fn now(&self) -> Nanos {
         self.now
+    }
+
+    /// Returns the time since the start, read now: the turn may have been held up since the last [`Self::update`].
+    pub(super) fn now_exactly(&self) -> Nanos {
+        self.now.max(nanos(self.uptime()))
     }
 
     /// Returns the monotonic time of the last [`Self::update`]: enough for a timer, which is looked at again in the next turn.
@@ -87,4 +92,8 @@ impl Host {
     pub(super) fn advance_to(&mut self, now: Nanos) {
         self.now = now;
     }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    Nanos(u64::try_from(time.as_nanos()).expect("a process runs for less than 584 years"))
 }

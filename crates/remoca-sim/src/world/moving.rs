@@ -273,6 +273,8 @@ impl World<'_> {
                     self.schedule_move(latency + 1_000_000_000, Move::Link);
                 }
             }
+            // Its images are files, whose lock tells.
+            Action::Close => moving.owner = None,
             Action::Forget => moving.received[side] = None,
             Action::Lock => self.schedule_move(latency, Move::Lock { side }),
             Action::Serve { warm } => return self.serve(side, warm),

@@ -238,6 +238,13 @@ impl Migration {
         ));
     }
 
+    /// Closes images that were opened, and that nobody was served from.
+    pub(super) fn close_disks(&mut self, vm: &mut Vm) {
+        if let Err(error) = vacate(vm) {
+            tracing::error!("the images stay open: no descriptors left: {error}");
+        }
+    }
+
     /// Leaves the memory servers without a goodbye: the pool belongs to the next owner.
     pub(super) fn leave_servers(&mut self, vm: &mut Vm) {
         if let Some(link) = vm.servers.detach(&vm.host) {

@@ -17,7 +17,7 @@ use crate::migration::{Heard, Mark, PeerNetwork, Receipt};
 use crate::state::Former;
 use connection::{Connection, Lost};
 use remoca_core::engine::{DiskEngine, EngineConfig, layout};
-use remoca_core::migration::{Action, Message, Ownership};
+use remoca_core::migration::{Action, Message, NotTaken, Ownership};
 use remoca_core::units::PageCount;
 use remoca_frontend::vhost::Attachment;
 use remoca_io::address::Endpoint;
@@ -200,24 +200,31 @@ impl Migration {
     }
 
     pub(super) fn take_back(&mut self, vm: &mut Vm) -> Result<(), String> {
-        let taken = self.ownership.take_back(vm.host.now());
-        if taken {
-            // The other process's answer no longer matters.
-            self.connection.end();
+        match self.ownership.take_back(vm.host.now()) {
+            Ok(()) => {}
+            Err(NotTaken::Here) => return Err("the disks are here".into()),
+            Err(NotTaken::PeerIsConnected) => {
+                return Err(format!(
+                    "{} is connected, and may have the disks, which no lock tells: end it, or say --abort, if the VM runs nowhere else",
+                    self.connection.name()
+                ));
+            }
+            Err(NotTaken::JustConfirmed) => {
+                return Err(
+                    "the other process was told a moment ago that the disks are its own, and may take them within \
+                            this second: end it, and say --take-back again"
+                        .into(),
+                );
+            }
         }
+        // The other process's answer no longer matters.
+        self.connection.end();
         self.do_migration(vm);
-        if taken && self.ownership.holds() {
-            self.connection.forget_way();
+        if !self.ownership.holds() {
+            return Err(self.news.clone().unwrap_or_else(|| "the disks could not be had".into()));
         }
-        match (taken, self.ownership.holds()) {
-            (false, true) => Err("the disks are here".into()),
-            (false, false) => Err(format!(
-                "{} is connected, and may have the disks, which no lock tells: end it, or say --abort, if the VM runs nowhere else",
-                self.connection.name()
-            )),
-            (true, false) => Err(self.news.clone().unwrap_or_else(|| "the disks could not be had".into())),
-            (true, true) => Ok(()),
-        }
+        self.connection.forget_way();
+        Ok(())
     }
 
     /// Handles new connections and events from the peer, each up to its limit per turn. Raises the wake-up if events
@@ -263,7 +270,7 @@ impl Migration {
             }
             PeerFrame::Message(message) if linked => {
                 let was_wanted = self.ownership.is_wanted();
-                self.ownership.handle_message(vm.host.now(), message);
+                self.ownership.handle_message(vm.host.now_exactly(), message);
                 if !was_wanted && self.ownership.is_wanted() {
                     // The index stops where it is, for as long as the peer waits.
                     vm.size.refuse_clients();
@@ -285,7 +292,7 @@ impl Migration {
         if let Some(client) = client {
             client.answer(Reply::Error { error: format!("{name}: {why}") });
         }
-        let is_done = came && self.ownership.holds();
+        let is_done = came && (self.ownership.serves() || self.ownership.is_leaving());
         if linked_again {
             self.tell_missing(&name, why);
         } else if is_done || !self.ownership.is_linked() {
@@ -322,6 +329,7 @@ impl Migration {
                     // The disks are no longer about to come, so waiting requests are examined again.
                     vm.guests.pop_again();
                 }
+                Action::Close => self.close_disks(vm),
                 Action::Forget => {
                     self.received = None;
                     // The guest may switch its write cache off before the disks come. What it says here is known.
@@ -334,7 +342,7 @@ impl Migration {
                 }
                 Action::TellStuck => self.warn(
                     "the guest waits for its disks: the process that has them is out of reach, and the lock of a block device or \
-                     an NBD export does not reach other hosts. Make sure that the VM runs nowhere else, then say \
+                     an NBD export does not reach other hosts. Make sure that the VM runs nowhere else and end that process, then say \
                      `remoca migrate NAME --take-back`"
                         .into(),
                 ),
