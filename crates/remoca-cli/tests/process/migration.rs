@@ -10,7 +10,10 @@ use remoca_frontend::testing::Command;
 use remoca_io::control::left;
 use remoca_io::small_file::with_ending;
 use remoca_protocol::control::Status;
+use rustix::fs::inotify;
 use std::io::{Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -514,6 +517,50 @@ fn where_disks_came_a_later_migration_that_is_called_off_is_told_too() {
     let text = String::from_utf8_lossy(&said.stdout);
     assert!(said.status.success() && text.contains("no connection to") && !text.contains("go to"), "{text}");
     drop(third);
+    machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// Counts how often a file is opened.
+struct Openings(OwnedFd);
+
+impl Openings {
+    fn of(path: &Path) -> Self {
+        let events = inotify::init(inotify::CreateFlags::NONBLOCK | inotify::CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&events, path, inotify::WatchFlags::OPEN).unwrap();
+        Self(events)
+    }
+
+    /// Returns how often it was opened since the last call, or less: the kernel counts those in quick succession as one.
+    fn count(&self) -> usize {
+        let mut room = [MaybeUninit::uninit(); 4096];
+        let mut events = inotify::Reader::new(&self.0, &mut room);
+        std::iter::from_fn(|| events.next().ok().map(drop)).count()
+    }
+}
+
+/// The guest runs there, and the process that has its disks was not told to hand them over.
+#[test]
+fn a_process_whose_disks_are_in_use_elsewhere_looks_now_and_then_and_says_so_once() {
+    let (_server, mut machine) = machine(106);
+    let other = incoming(&machine, "b");
+    machine.stop_queues();
+    let openings = Openings::of(&machine.disks[0].image);
+    let left = machine.move_to(other);
+    let mut attempts = 0;
+    wait_until("it has tried several times", || {
+        attempts += openings.count();
+        attempts >= 3
+    });
+    // An attempt opens the image once, and does not wait for the lock. It would open it hundreds of times in its first attempt.
+    let log = machine.program.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("the disks are in use")).collect();
+    assert!(told.len() == 1 && told[0].contains("say `remoca migrate` there"), "{log}");
+    let (control, key) = (left.host.join("control"), key(machine.folder.path()));
+    let to = address(&machine, "b");
+    let said = run(&["migrate", control.to_str().unwrap(), "--to", &to, "--key", key.to_str().unwrap()]);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    expect_warm(&mut machine);
     machine.run_until_hits(50);
     machine.finish();
 }

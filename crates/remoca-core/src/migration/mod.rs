@@ -61,7 +61,8 @@ pub enum Action {
     Close,
     /// Discard an index that was received completely or in part.
     Forget,
-    /// Open and lock the images, with a bounded wait, then call `handle_locked`.
+    /// Open and lock the images, then call `handle_locked` with the time at which that has ended. Only if [`Ownership::was_given`] may it
+    /// wait for a lock, and not for long.
     Lock,
     /// Serve the guest: the disks are ours. `warm` says whether to use the received index.
     Serve {
@@ -205,6 +206,12 @@ impl Ownership {
     #[must_use]
     pub fn has_given(&self) -> bool {
         self.has_owned && !self.holds()
+    }
+
+    /// Returns whether the peer gave the disks over this connection, and they are about to be locked: it may not quite have closed them.
+    #[must_use]
+    pub fn was_given(&self) -> bool {
+        matches!(self.state, State::Entering { given: true, .. })
     }
 
     /// Returns whether the disks are on their way to the peer.

@@ -3,12 +3,13 @@
 use crate::state::{DiskIdentity, stable_hash};
 use remoca_core::units::DiskIndex;
 use remoca_frontend::device::Frontend;
+use remoca_io::lock::ImageLock;
 use remoca_protocol::control::DiskTraffic;
 use remoca_store::{ImageStamp, OpenError, Store};
 use std::time::Instant;
 
 /// Function that opens the image of a disk again, and locks it.
-pub type Opener = Box<dyn Fn() -> Result<Box<dyn Store>, OpenError> + Send>;
+pub type Opener = Box<dyn Fn(ImageLock) -> Result<Box<dyn Store>, OpenError> + Send>;
 
 /// One disk of the VM.
 pub struct Disk {

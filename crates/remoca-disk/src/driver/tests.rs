@@ -4,7 +4,7 @@ use super::requests::{Group, Origin};
 use super::servers::Hearing;
 use super::sizes::Sizes;
 use super::*;
-use crate::clock::SystemClock;
+use crate::clock::{Clock, SystemClock};
 use crate::link::{HostNetwork, ServerLink};
 use crate::state::{Before, OptionHashes, StateFile};
 use remoca_core::engine::{
@@ -18,12 +18,15 @@ use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, NbdExport};
 use remoca_io::buffer::{BufferPool, IoBuffer};
 use remoca_io::control::{Answer, ControlServer};
+use remoca_io::lock::ImageLock;
 use remoca_io::wake;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::Frame;
 use remoca_protocol::control::{Command, DiskTraffic, Reply};
 use remoca_protocol::handover::StoreKind;
-use remoca_store::{DataPath, Geometry, HandOver, Identity, ImageStamp, StoreEvent, StoreHealth, StoreOp};
+use remoca_store::{
+    DataPath, Geometry, HandOver, Identity, ImageStamp, OpenError, OpenErrorKind, StoreEvent, StoreHealth, StoreOp,
+};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -155,7 +158,7 @@ fn disk_with(size: u64, submitted: &Submitted) -> Disk {
         image: String::new(),
         socket: String::new(),
         store: Box::new(HangingStore { size, event: wake::new().unwrap(), submitted: Arc::clone(submitted) }),
-        open: Box::new(|| unreachable!("nobody opens it anew")),
+        open: Box::new(|_| unreachable!("nobody opens it anew")),
         swap: false,
         settles_at: None,
         had_guest: false,
@@ -496,6 +499,41 @@ fn nothing_reads_a_clock_of_its_own() {
             }
         }
     }
+}
+
+/// The time that the test says.
+struct SaidTime(Arc<Mutex<Instant>>);
+
+impl Clock for SaidTime {
+    fn now(&self) -> Instant {
+        *self.0.lock().unwrap()
+    }
+
+    fn of_files(&self) -> crate::state::Clock {
+        SystemClock.of_files()
+    }
+
+    fn of_file_stamps(&self) -> u64 {
+        SystemClock.of_file_stamps()
+    }
+}
+
+/// A file system may hold each attempt up for longer than the pause between two of them.
+#[test]
+fn front_ends_have_their_turn_between_two_attempts_to_lock_an_image() {
+    let time = Arc::new(Mutex::new(Instant::now()));
+    let clock = Box::new(SaidTime(Arc::clone(&time)));
+    let open: Opener = Box::new(move |lock| {
+        assert_eq!(lock, ImageLock::Required { wait: Duration::ZERO }, "nobody has just given it");
+        *time.lock().unwrap() += Duration::from_secs(5);
+        Err(OpenError::new(OpenErrorKind::InUse, ""))
+    });
+    let peers = Box::new(crate::migration::HostPeers);
+    let migration = Migration::new(peers, None, None, None, config(1), true, true).unwrap();
+    let disk = Disk { open, ..disk(&Submitted::default()) };
+    let mut driver = begin(Parts { migration, clock, ..parts(8, vec![disk], config(1)) });
+    assert!(driver.migration.take_back(&mut driver.vm).unwrap_err().contains("are in use"));
+    assert_eq!(driver.migration.time_left(&driver.vm), Some(Duration::from_secs(1)));
 }
 
 /// The index is sent from where it is, and copied if it changes meanwhile. A turn without events changes nothing.

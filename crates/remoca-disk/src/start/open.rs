@@ -150,7 +150,7 @@ fn open_disk(
     let (store, kept_open) = opened.map_err(|error| name_unit(error, spec, &options.name))?;
     // A guest has the disk by then, and the image may have any size.
     let again = store_target(spec, true, options)?;
-    let open: Opener = Box::new(move || open_store(&again, ImageLock::default()));
+    let open: Opener = Box::new(move |lock| open_store(&again, lock));
     let geometry = store.geometry();
     check_size(spec, geometry.size, is_known)?;
     let size = geometry.size.min(DISK_BYTES_MAX);

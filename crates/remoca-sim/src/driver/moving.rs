@@ -110,7 +110,7 @@ impl World<'_> {
         let (image, of, plan, clock) =
             (Arc::clone(&disk.image), self.image_of(number), disk.plan.clone(), self.clock.clone());
         let peers = self.peers.clone();
-        Box::new(move || {
+        Box::new(move |_| {
             let desk = StoreDesk::new(&image);
             let store = ModelStore::open(desk.clone(), &plan, of, clock.clone())?;
             peers.lock().opened.push((number, desk));

@@ -1,6 +1,6 @@
 //! The disks come to this process: an offer is judged, an index received, the images are locked, and the guest is served.
 
-use super::Migration;
+use super::{Migration, Told};
 use crate::driver::TierSizes;
 use crate::driver::disk::Disk;
 use crate::driver::poller::Source;
@@ -14,12 +14,17 @@ use remoca_core::index::{DISK_BYTES_MAX, Origin};
 use remoca_core::migration::{Locked, Message};
 use remoca_core::units::{DiskIndex, PageCount};
 use remoca_frontend::vhost::Attachment;
+use remoca_io::lock::ImageLock;
 use remoca_io::show::show_size;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
 use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
 use remoca_store::{OpenError, OpenErrorKind};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Lock of an image that another process may have for long: there is another attempt later.
+const AT_ONCE: ImageLock = ImageLock::Required { wait: Duration::ZERO };
 
 /// The parts with which the disks are served.
 struct Served {
@@ -133,26 +138,33 @@ impl Migration {
     /// Opens and locks all images, or none of them, and reports the outcome to the ownership machine.
     pub(super) fn lock_disks(&mut self, vm: &mut Vm) {
         self.since = Some(vm.host.instant());
-        let locked = match self.open_disks(vm) {
+        // A thread of a peer that gave them may have an image open for a moment longer. Any other attempt is made again later, and front
+        // ends and the operator have their answers meanwhile.
+        let lock = if self.ownership.was_given() { ImageLock::default() } else { AT_ONCE };
+        let locked = match self.open_disks(vm, lock) {
             Ok(unchanged) => match unchanged {
                 true => Locked::Unchanged,
                 false => Locked::Changed,
             },
-            Err(error) => {
-                let what = if error.kind == OpenErrorKind::InUse { "are in use" } else { "cannot be opened" };
-                self.warn(format!("the disks {what}: {error}"));
+            Err(why) => {
+                self.warn_of_change(|told| &mut told.unopened, why);
                 self.received = None;
                 Locked::InUse
             }
         };
+        // The pause until the next attempt begins here, however long this one took.
+        vm.host.update();
         self.ownership.handle_locked(vm.host.now(), locked);
     }
 
     /// Opens and locks the images. Returns whether they are the ones that the received index describes.
-    fn open_disks(&mut self, vm: &mut Vm) -> Result<bool, OpenError> {
+    ///
+    /// # Errors
+    /// If an image cannot be opened or locked; the text says what to do.
+    fn open_disks(&mut self, vm: &mut Vm, lock: ImageLock) -> Result<bool, String> {
         let mut stores = Vec::new();
         for disk in vm.guests.disks() {
-            stores.push((disk.open)()?);
+            stores.push((disk.open)(lock).map_err(|error| explain(&error, &disk.image))?);
         }
         let stamps: Vec<_> = stores.iter().map(|store| store.shared_stamp(true)).collect();
         let sent = self.received.iter().flat_map(|received| &received.header.stamps);
@@ -168,7 +180,7 @@ impl Migration {
         for (store, index) in stores.iter().zip(0..) {
             if let Err(error) = vm.host.watch(store.event_fd(), Source::Store(index)) {
                 stores[..usize::from(index)].iter().for_each(|store| vm.host.unwatch(store.event_fd()));
-                return Err(OpenError::new(OpenErrorKind::System, format!("they cannot be watched: {error}")));
+                return Err(format!("the disks cannot be opened: they cannot be watched: {error}"));
             }
         }
         for (disk, store) in vm.guests.disks_mut().iter_mut().zip(stores) {
@@ -225,6 +237,7 @@ impl Migration {
             self.mark_that_disks_came();
         }
         vm.guests.forget_writes();
+        self.told = Told::default();
         vm.warmth.note_arrival(is_warm);
         let (how, pause) = (if is_warm { "warm" } else { "cold" }, self.pause(vm));
         let caution = match is_assumed {
@@ -324,6 +337,18 @@ impl Migration {
         Some(Served { engine: DiskEngine::new(&config, words), state, link })
     }
 }
+
+/// Returns why the disks are not here, and what to do, where the image of one of them cannot be opened.
+fn explain(error: &OpenError, image: &str) -> String {
+    match error.kind {
+        OpenErrorKind::InUse => format!(
+            "the disks are in use: another process has {image}. If it is the process of this VM at another host, say `remoca migrate` \
+             there: the disks then come with their cache. If it ends, they come without (`fuser -v {image}` helps to find it)"
+        ),
+        _ => format!("the disks cannot be opened: {error}"),
+    }
+}
+
 /// Returns whether these images are those of the peer. An image of which nothing is known never is.
 fn are_the_same(sent: &[Option<String>], found: &[Option<String>]) -> bool {
     sent == found && found.iter().all(Option::is_some)

@@ -121,6 +121,7 @@ impl Migration {
         self.connection.note_answer();
         let news = format!("connected again with {}, which has the disks", self.connection.name());
         self.tell(news);
+        self.told.unasked = None;
         self.ownership.handle_linked(vm.host.now());
         self.follow_queues(vm);
         self.do_migration(vm);
@@ -128,9 +129,9 @@ impl Migration {
 
     /// Reports once, and not at each attempt, why the process that has our disks cannot be asked for them.
     pub(super) fn tell_missing(&mut self, name: &str, why: &str) {
-        let news = format!("{name} is to have the disks, and cannot be asked for them: {why}");
-        if !self.ownership.holds() && self.news.as_ref() != Some(&news) {
-            self.warn(news);
+        if !self.ownership.holds() {
+            let news = format!("{name} is to have the disks, and cannot be asked for them: {why}");
+            self.warn_of_change(|told| &mut told.unasked, news);
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! While the disks are away, vacant stores take their places, there is no link to a memory server, and the requests in
 //! the guest's queues wait. Opening and locking an image blocks, but is done on this thread all the same: no guest is
-//! served at that time.
+//! served at that time. It waits for another process to unlock an image only if that one has just given it.
 
 mod coming;
 mod connection;
@@ -67,6 +67,16 @@ pub struct Migration {
     since: Option<Instant>,
     /// The latest event, for the operator.
     news: Option<String>,
+    told: Told,
+}
+
+/// What was logged of attempts that are made again and again, while the disks are not here.
+#[derive(Default)]
+struct Told {
+    /// Why the images could not be opened.
+    unopened: Option<String>,
+    /// Why the process that has our disks could not be asked for them.
+    unasked: Option<String>,
 }
 
 impl Migration {
@@ -110,6 +120,7 @@ impl Migration {
                  nowhere else, say `remoca migrate NAME --take-back`"
                     .into()
             }),
+            told: Told::default(),
         })
     }
 
@@ -164,6 +175,16 @@ impl Migration {
 
     fn warn(&mut self, news: String) {
         tracing::warn!("{news}");
+        self.news = Some(news);
+    }
+
+    /// Tells the operator why an attempt has failed. It is logged unless the attempt before it failed for the same reason.
+    fn warn_of_change(&mut self, of: fn(&mut Told) -> &mut Option<String>, news: String) {
+        let told = of(&mut self.told);
+        if told.as_ref() != Some(&news) {
+            tracing::warn!("{news}");
+            *told = Some(news.clone());
+        }
         self.news = Some(news);
     }
 

@@ -172,7 +172,7 @@ impl Bench {
             image: String::new(),
             socket: String::new(),
             store: open(),
-            open: Box::new(move || Ok(open())),
+            open: Box::new(move |_| Ok(open())),
             swap: false,
             settles_at: None,
             had_guest: false,
