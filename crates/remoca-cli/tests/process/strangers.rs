@@ -4,14 +4,14 @@
 use super::migration::{address, expect_warm, has_disks, incoming, key, migrate, news, offer, wait_for_disks};
 use super::support::machine::{Machine, Other, Setup};
 use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use remoca_io::key;
 use remoca_io::secure::Connector;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// Longer than anything that these tests wait for.
@@ -160,31 +160,39 @@ fn a_source_that_sends_more_of_an_index_than_it_announced_is_no_source() {
     machine.finish();
 }
 
-/// A relay between the two processes: it records everything, and can cut the link.
+/// A relay between the two processes: it records everything, and can cut the link, or hold back what the source says.
 struct Relay {
     path: PathBuf,
     links: Arc<Mutex<Vec<UnixStream>>>,
     /// Bytes received from the source, and from the target.
     heard: [Arc<Mutex<Vec<u8>>>; 2],
+    /// Number of the source's bytes after which it is held back.
+    limit: Arc<(Mutex<usize>, Condvar)>,
 }
 
 impl Relay {
     fn start(path: PathBuf, to: PathBuf) -> Self {
         let listener = UnixListener::bind(&path).unwrap();
-        let relay = Self { path, links: Arc::default(), heard: Default::default() };
+        let limit = Arc::new((Mutex::new(usize::MAX), Condvar::new()));
+        let relay = Self { path, links: Arc::default(), heard: Default::default(), limit: Arc::clone(&limit) };
         let (links, heard) = (Arc::clone(&relay.links), relay.heard.clone());
         std::thread::spawn(move || {
             for source in listener.incoming().map_while(Result::ok) {
                 let Ok(target) = UnixStream::connect(&to) else { continue };
                 let ends = [source, target];
                 links.lock().unwrap().extend(ends.iter().map(|end| end.try_clone().unwrap()));
-                for (from, heard) in [0, 1].into_iter().zip(&heard) {
-                    let [mut from, mut to] = [from, 1 - from].map(|end: usize| ends[end].try_clone().unwrap());
-                    let heard = Arc::clone(heard);
+                for (side, heard) in [0, 1].into_iter().zip(&heard) {
+                    let [mut from, mut to] = [side, 1 - side].map(|end: usize| ends[end].try_clone().unwrap());
+                    let (heard, limit) = (Arc::clone(heard), Arc::clone(&limit));
                     std::thread::spawn(move || {
                         let mut bytes = [0; 65536];
                         while let Ok(count @ 1..) = from.read(&mut bytes) {
                             heard.lock().unwrap().extend_from_slice(&bytes[..count]);
+                            if side == 0 {
+                                let (limit, is_raised) = &*limit;
+                                let all = heard.lock().unwrap().len();
+                                drop(is_raised.wait_while(limit.lock().unwrap(), |limit| all > *limit).unwrap());
+                            }
                             if to.write_all(&bytes[..count]).is_err() {
                                 break;
                             }
@@ -209,6 +217,18 @@ impl Relay {
 
     fn heard(&self, side: usize) -> Vec<u8> {
         self.heard[side].lock().unwrap().clone()
+    }
+
+    /// Holds back what the source says after `more` bytes. Returns the number of bytes after which it does.
+    fn hold_after(&self, more: usize) -> usize {
+        let limit = self.heard(0).len() + more;
+        *self.limit.0.lock().unwrap() = limit;
+        limit
+    }
+
+    fn go_on(&self) {
+        *self.limit.0.lock().unwrap() = usize::MAX;
+        self.limit.1.notify_all();
     }
 }
 
@@ -279,6 +299,36 @@ fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
     assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
     machine.run_until_hits(50);
     assert!(!has_disks(&again.status()));
+    machine.finish();
+}
+
+/// A hypervisor may cancel a migration at any time, and migrate again.
+#[test]
+fn a_migration_that_is_called_off_while_the_index_is_on_its_way_is_made_later() {
+    // The index is larger than all that the connections on the way hold.
+    let setup = Setup { cache: "128M", seed: 107, ..Setup::default() };
+    let (_server, mut machine) = Machine::start_with_server(folder(), setup);
+    machine.run_until("the cache holds what `expect_warm` asks for", |machine| {
+        machine.status().cache.used_bytes > 5 << 18
+    });
+    let other = incoming(&machine, "b");
+    let relay = Relay::start(machine.folder.path().join("relay"), door(&machine, "b"));
+    offer_through(&machine, &relay);
+    let limit = relay.hold_after(32 << 10);
+    machine.stop_queues();
+    wait_until("a part of the index is on its way", || relay.heard(0).len() > limit);
+    machine.start_queues();
+    machine.run(1);
+    relay.go_on();
+    machine.run(20);
+    assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
+    let is_linked = machine.status().migration.is_some_and(|migration| migration.peer.is_some());
+    assert!(is_linked, "the disks are still offered");
+    machine.stop_queues();
+    wait_for_disks(&other);
+    drop(machine.move_to(other));
+    expect_warm(&mut machine);
+    machine.run_until_hits(50);
     machine.finish();
 }
 

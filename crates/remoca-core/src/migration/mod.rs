@@ -50,7 +50,7 @@ pub enum Action {
     /// restarts the first.
     Drain,
     /// Send the state, with the index if [`Ownership::gives_index`] says so. Then call `handle_sent`, or `handle_lost` if that
-    /// fails.
+    /// fails. A state whose sending was called off, because the guest runs again, counts no more, and the next one takes its place.
     SendState,
     /// Unlock and close the images, and leave the memory server without giving up the pool.
     Release,
@@ -288,8 +288,7 @@ impl Ownership {
         self.told_stuck = false;
         match self.state {
             State::Own => self.leave(),
-            State::Draining if running => self.state = State::Own,
-            State::Sending if running => self.disconnect(now),
+            State::Draining | State::Sending if running => self.state = State::Own,
             State::Gone => self.seek(now),
             State::Draining | State::Sending | State::Entering { .. } | State::Confirming { .. } => {}
         }

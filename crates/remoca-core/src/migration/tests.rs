@@ -439,6 +439,26 @@ fn the_ordinary_ways() {
 }
 
 #[test]
+fn a_hand_over_that_is_called_off_while_the_state_is_sent_is_made_when_the_guest_stops_again() {
+    let now = Nanos(0);
+    let drain = |machine: &mut Ownership| std::iter::from_fn(|| machine.poll_action()).collect::<Vec<_>>();
+    let mut source = Ownership::new(false, true);
+    source.handle_linked(now);
+    source.handle_message(now, Message::Accept);
+    source.handle_drained(false);
+    assert_eq!(drain(&mut source), [Action::Drain, Action::SendState]);
+    source.handle_queues(now, true);
+    source.handle_sent();
+    assert_eq!(drain(&mut source), [], "the peer hears nothing of it");
+    assert!(source.serves() && source.is_linked() && source.is_wanted());
+    source.handle_queues(now, false);
+    source.handle_drained(true);
+    assert_eq!(drain(&mut source), [Action::Drain, Action::SendState]);
+    source.handle_sent();
+    assert_eq!(drain(&mut source), [Action::Release, Action::Send(Message::Yours { state: true })]);
+}
+
+#[test]
 fn a_silent_peer_is_given_up_and_the_lock_decides_or_the_operator() {
     for lock_reaches in [true, false] {
         let mut source = Ownership::new(false, lock_reaches);

@@ -46,6 +46,10 @@ pub struct Peer {
     socket: Receiver<OwnedFd>,
     /// Words of an index that are being sent, or were.
     index: Option<LentWords>,
+    /// Whether [`Heard::Sent`] is to come.
+    sends: bool,
+    /// How often it comes before that for a state that was called off.
+    called_off: u32,
 }
 
 /// The other ends of a [`Peer`]'s channels. Their owner transports what the peer says.
@@ -63,7 +67,8 @@ impl Peer {
         let (tell, heard) = sync_channel(HEARD_MAX);
         let (keep, socket) = sync_channel(1);
         let line = Line { to_send, tell, keep, wake: Arc::clone(wake) };
-        (Self { parcels: Some(parcels), says_no_more: false, heard, socket, index: None }, line)
+        let parcels = Some(parcels);
+        (Self { parcels, says_no_more: false, heard, socket, index: None, sends: false, called_off: 0 }, line)
     }
 
     /// Starts to connect to the process at `endpoint`, which has to prove that it has the key. [`Self::hear`] returns
@@ -107,10 +112,19 @@ impl Peer {
 
     /// Returns the next event of the connection, or `None` if there is none.
     pub fn hear(&mut self) -> Option<Heard> {
-        match self.heard.try_recv() {
-            Ok(heard) => Some(heard),
-            Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Heard::Ended("its thread has ended".into())),
+        loop {
+            return match self.heard.try_recv() {
+                Ok(Heard::Sent) if self.called_off > 0 => {
+                    self.called_off -= 1;
+                    continue;
+                }
+                Ok(heard) => {
+                    self.sends &= !matches!(heard, Heard::Sent);
+                    Some(heard)
+                }
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => Some(Heard::Ended("its thread has ended".into())),
+            };
         }
     }
 
@@ -136,7 +150,22 @@ impl Peer {
             self.queue(Parcel::Words(rest.clone()));
             self.index = Some(rest);
         }
+        self.sends = true;
         self.queue(Parcel::Mark);
+    }
+
+    /// Calls off the sending of a state. What was not sent of its index is dropped, and no [`Heard::Sent`] follows.
+    pub fn stop_sending(&mut self) {
+        if std::mem::take(&mut self.sends) {
+            self.called_off += 1;
+            self.forget_index();
+        }
+    }
+
+    /// Drops what was not sent of an index. The guest may continue here, and change it: nothing is to be copied for a peer that does not
+    /// get it.
+    fn forget_index(&mut self) {
+        self.index.take().iter().for_each(LentWords::forget);
     }
 
     /// Tells the peer that nothing more comes, after everything that was queued.
@@ -180,8 +209,7 @@ impl Peer {
 impl Drop for Peer {
     fn drop(&mut self) {
         self.shut_down();
-        // The guest may continue here, and change the index: nothing is to be copied for a peer that is gone.
-        self.index.iter().for_each(LentWords::forget);
+        self.forget_index();
     }
 }
 

@@ -98,6 +98,8 @@ impl Migration {
         }
         self.failed_flushes.clone_from(&header.failed_flushes);
         self.write_caches.clone_from(&header.write_caches);
+        // What came of a hand-over that was called off may have a file where this index is to have one.
+        self.received = None;
         self.received = Some(Receipt::begin(header, words_max, |words| self.index_room(words)));
     }
 
@@ -119,10 +121,9 @@ impl Migration {
         }
     }
 
-    /// Returns whether an index may be received: once for each hand-over, and only before this process has the disks.
+    /// Returns whether an index may be received: only before this process has the disks.
     pub(super) fn may_receive(&self) -> bool {
-        let Migration { ownership, received, .. } = &self;
-        ownership.is_linked() && !ownership.holds() && received.is_none()
+        self.ownership.is_linked() && !self.ownership.holds()
     }
 
     pub(super) fn receive_words(&mut self, vm: &mut Vm, bytes: &[u8]) {

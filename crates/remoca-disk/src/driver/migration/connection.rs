@@ -144,6 +144,13 @@ impl Connection {
         }
     }
 
+    /// Calls off the sending of the state, if it is being sent.
+    pub(super) fn stop_sending(&mut self) {
+        if let Some(peer) = &mut self.peer {
+            peer.stop_sending();
+        }
+    }
+
     /// Returns the peer's name.
     pub(super) fn name(&self) -> &str {
         &self.name

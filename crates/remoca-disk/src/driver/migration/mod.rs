@@ -413,6 +413,9 @@ impl Migration {
         if running != self.running {
             self.running = running;
             self.ownership.handle_queues(vm.host.now(), running);
+            if running && self.serves() {
+                self.connection.stop_sending();
+            }
         }
     }
 

@@ -502,6 +502,62 @@ fn a_command_does_not_wait_for_an_index_that_the_source_has_stopped() {
     assert!(matches!(&refused, Ok(Answer::Reply(Reply::Error { error })) if error.contains("handed over")));
 }
 
+/// Turns, with a disk that does all it is asked, until the other process is told something. Returns that.
+fn next_frames(bench: &mut Bench, far: &mut FarEnd) -> Vec<u8> {
+    let give_up_at = Instant::now() + PATIENCE;
+    loop {
+        match far.take() {
+            Some(Wanted::Frames(frames)) => return frames,
+            Some(other) => panic!("{other:?}"),
+            None => {
+                assert!(Instant::now() < give_up_at, "waited in vain");
+                while answer(&bench.script, 0, Ok(()), 0) {}
+                bench.driver.turn(&[(Source::Disk(0), false)]);
+            }
+        }
+    }
+}
+
+/// A hypervisor may cancel a migration at any time, and migrate again.
+#[test]
+fn disks_that_were_on_their_way_when_the_guest_went_on_go_when_it_stops_again() {
+    let door = Door::default();
+    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
+        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
+        let peers = Box::new(door.clone());
+        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, false).unwrap();
+    });
+    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    bench.driver.turn(&[]);
+    let mut far = door.offer_that(true);
+    bench.driver.handle(Source::Migration, false);
+    want(&mut bench, &mut far);
+    for message in [Message::Accept, Message::Busy] {
+        assert_eq!(far.take(), Some(Wanted::Frames(peer::message(message))));
+    }
+    bench.meanwhile(|guest| guest.stop_queue(0).unwrap());
+    assert_eq!(next_frames(&mut bench, &mut far)[0], peer::kind::STATE);
+    // All of it is sent, which the driver has not heard yet.
+    while far.take().is_some() {}
+    bench.meanwhile(|guest| {
+        let base = guest.queues[0].used_index();
+        guest.start_queue(0, base).unwrap();
+    });
+    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    bench.driver.turn(&[]);
+    assert!(bench.driver.migration.serves(), "the guest runs here");
+    bench.meanwhile(|guest| guest.stop_queue(0).unwrap());
+    assert_eq!(next_frames(&mut bench, &mut far)[0], peer::kind::STATE, "the state is another one now");
+    far.push();
+    bench.driver.handle(Source::Migration, false);
+    let yours = Wanted::Frames(peer::message(Message::Yours { state: true }));
+    let rest: Vec<_> = std::iter::from_fn(|| far.take()).collect();
+    assert!(!rest.is_empty() && !rest.contains(&yours), "only the former state was known to be sent");
+    far.push();
+    bench.driver.handle(Source::Migration, false);
+    assert_eq!(far.take(), Some(yours));
+}
+
 /// A hypervisor stops the devices of its guest one after the other. Until it has stopped all of them, the guest may run on.
 #[test]
 fn a_guest_whose_disks_have_stopped_runs_while_a_queue_of_its_port_does() {
