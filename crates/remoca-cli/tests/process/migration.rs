@@ -419,6 +419,28 @@ fn disks_that_were_written_elsewhere_come_back_cold() {
     machine.finish();
 }
 
+/// There is no room for two pools.
+#[test]
+fn disks_that_come_cold_have_the_memory_that_the_other_process_had_at_the_server() {
+    let folder = folder();
+    let server = Serve::start_with(folder.path(), "6M", &["--grace", "3600s"]);
+    let setup = Setup { server: Some(server.address.clone()), seed: 108, ..Setup::default() };
+    let mut machine = Machine::start_in(folder, setup);
+    machine.run_until_hits(100);
+    let other = hand_over(&mut machine, "b");
+    assert!(news(&other.status()).contains("has the disks, warm"), "{}", news(&other.status()));
+    let left = machine.move_to(other);
+    machine.run(20);
+    machine.stop_queues();
+    let _written = machine.move_to(left);
+    wait_until("the disks are back", || has_disks(&machine.status()));
+    assert!(news(&machine.status()).contains("has the disks, cold"), "{}", news(&machine.status()));
+    machine.run_until("all of the cache is granted", |machine| machine.status().cache.granted_bytes == 4 << 20);
+    assert_eq!(server.status()["pools"].as_array().unwrap().len(), 1);
+    machine.run_until_hits(100);
+    machine.finish();
+}
+
 #[test]
 fn whichever_process_dies_the_guest_has_its_disks() {
     let (_server, mut machine) = machine(74);

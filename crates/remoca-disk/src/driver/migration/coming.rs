@@ -18,7 +18,7 @@ use remoca_io::lock::ImageLock;
 use remoca_io::show::show_size;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
-use remoca_protocol::peer::{Offer, OfferedDisk, StateHeader, VERSION};
+use remoca_protocol::peer::{Offer, OfferedDisk, Server, StateHeader, VERSION};
 use remoca_store::{OpenError, OpenErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -204,10 +204,11 @@ impl Migration {
         if let Some(received) = &received {
             self.follow_settings(vm, &received.header);
         }
+        let servers = received.as_ref().map(|received| received.header.servers.clone()).unwrap_or_default();
         let resumed = received.filter(|_| warm).and_then(|received| self.resume(received, vm.guests.disks()));
         let is_warm = resumed.is_some();
         let mut state = None;
-        if let Some(served) = resumed.or_else(|| self.start_cold()) {
+        if let Some(served) = resumed.or_else(|| self.start_cold(&servers)) {
             vm.change_engine(served.engine);
             vm.servers.attach(served.link);
             state = served.state;
@@ -321,8 +322,9 @@ impl Migration {
         vm.size.set_tiers(sizes);
     }
 
-    /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then stays.
-    fn start_cold(&mut self) -> Option<Served> {
+    /// Returns the parts for an empty cache. Returns `None` if there is no memory for an index: the idle engine then stays. The pools that
+    /// the former owner left at `servers` are taken over without their pages, so that they do not keep their memory from this process.
+    fn start_cold(&mut self, servers: &[Server]) -> Option<Served> {
         let config = self.config;
         let IndexRoom { mut words, mut state } = self.index_room(layout(&config).words())?;
         if let Some(Err(error)) = state.as_ref().map(|state| state.reserve(0..words.len() as u64)) {
@@ -331,7 +333,7 @@ impl Migration {
         }
         let link = match self.servers.are_none() {
             true => None,
-            false => ServerLink::start(Arc::clone(&self.network), &self.servers, None)
+            false => ServerLink::resume(Arc::clone(&self.network), &self.servers, servers)
                 .inspect_err(|error| tracing::warn!("cannot start the server link: {error}"))
                 .ok(),
         };
