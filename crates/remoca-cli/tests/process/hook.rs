@@ -10,9 +10,15 @@ use std::fs::{self, File};
 
 const HOOK: &str = include_str!("../../../../packaging/libvirt-hook");
 
-/// Takes a name for the control socket in `FOLDER`.
-const PROGRAM: &str =
-    "#!/bin/sh\ncommand=$1 name=$2\nshift 2\nexec 'REMOCA' \"$command\" \"FOLDER/$name.ctl\" \"$@\"\n";
+/// Takes the name after `--` for the control socket in `FOLDER`.
+const PROGRAM: &str = r#"#!/bin/sh
+words=
+until [ "$1" = -- ]; do
+    words="$words $1"
+    shift
+done
+exec 'REMOCA' $words "FOLDER/$2.ctl"
+"#;
 /// The unit is in the state `state`, or `after` once something was asked, which ends with the exit code `result`.
 const SYSTEMCTL: &str = r#"#!/bin/sh
 cd 'FOLDER'
@@ -129,6 +135,18 @@ fn the_hook_starts_the_disks_of_its_guests_alone() {
     // The package is gone, and so is its program.
     let left = hook.output("web1 prepare begin -", DISK, "/nonexistent");
     assert_eq!(left, (Some(0), String::new(), String::new()));
+}
+
+#[test]
+fn a_guest_has_the_name_that_it_was_given() {
+    let hook = Hook::new();
+    for name in ["--help", r"a\b"] {
+        fs::copy(hook.scene.path("vms/web1.toml"), hook.scene.path("vms").join(format!("{name}.toml"))).unwrap();
+    }
+    hook.expect_for("--help prepare begin -", DISK, (Some(0), "start remoca-disk@--help.service\n"));
+    let (code, asked, said) = hook.output(r"a\b prepare begin -", DISK, &hook.path());
+    assert_eq!((code, &*asked), (Some(1), ""), "{said}");
+    assert!(said.starts_with(r"the disks of a\b are not started: "), "{said}");
 }
 
 #[test]
