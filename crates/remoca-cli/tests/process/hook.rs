@@ -7,6 +7,7 @@ use super::support::wait_until;
 use remoca_frontend::testing::{Options, TestGuest};
 use remoca_io::control::left;
 use std::fs::{self, File};
+use std::time::{Duration, SystemTime};
 
 const HOOK: &str = include_str!("../../../../packaging/libvirt-hook");
 
@@ -170,17 +171,10 @@ fn the_hook_restarts_a_process_of_the_unit_without_a_guest() {
     guest.connect(&scene.path("socket")).unwrap();
     wait_until("the guest is attached", attached);
     hook.expect(NOTHING);
+    // libvirt refuses to restore it.
+    hook.expect_for("web1 restore begin -", DISK, NOTHING);
     guest.disconnect();
     wait_until("the guest has gone", || !attached());
-    hook.expect(RESTARTED);
-
-    // The guest was saved.
-    fs::create_dir_all(scene.path("qemu/save")).unwrap();
-    hook.put("qemu/save/web1.save", "");
-    hook.expect(NOTHING);
-    fs::remove_file(scene.path("qemu/save/web1.save")).unwrap();
-    hook.expect_for("web1 restore begin -", DISK, NOTHING);
-    hook.expect(NOTHING);
     hook.expect(RESTARTED);
     // It has its disks from another host, and started again it would wait for them.
     scene.configure("incoming = 'tcp:127.0.0.1:7100'");
@@ -207,6 +201,39 @@ fn the_hook_removes_the_mark_of_a_process_that_ended_before_its_guest() {
         hook.expect_for(arguments, DISK, NOTHING);
         assert_eq!(left::is_there(&control), is_there, "{arguments}");
     }
+}
+
+#[test]
+fn a_guest_that_was_saved_goes_on_with_the_disks_that_it_had() {
+    let hook = Hook::new();
+    let scene = &hook.scene;
+    let _program = scene.start(&[]);
+    hook.unit("active", "", 0);
+    fs::create_dir_all(scene.path("qemu/save")).unwrap();
+    hook.put("qemu/save/web1.save", "");
+    hook.expect(NOTHING);
+    fs::remove_file(scene.path("qemu/save/web1.save")).unwrap();
+    let restore = || hook.expect_for("web1 restore begin -", DISK, NOTHING);
+    restore();
+    hook.expect(NOTHING);
+    hook.expect(RESTARTED);
+
+    // It would write to a file without a name.
+    restore();
+    fs::rename(scene.path("image"), scene.path("image of before")).unwrap();
+    fs::copy(scene.path("image of before"), scene.path("image")).unwrap();
+    let (code, asked, said) = hook.output("web1 prepare begin -", DISK, &hook.path());
+    assert_eq!((code, &*asked), (Some(1), ""), "{said}");
+    let words = format!("{}: not the file that this process serves", scene.text("image"));
+    assert!(said.starts_with("web1 goes on with the disks that it had") && said.contains(&words), "{said}");
+    hook.expect(RESTARTED);
+    fs::rename(scene.path("image of before"), scene.path("image")).unwrap();
+
+    // What was to be restored was not.
+    restore();
+    let mark = File::options().write(true).open(scene.path("web1.restored")).unwrap();
+    mark.set_modified(SystemTime::now() - Duration::from_secs(120)).unwrap();
+    hook.expect(RESTARTED);
 }
 
 /// systemd takes such a process for started, so a guest would wait for it, or get an image that was replaced.
