@@ -265,6 +265,11 @@ fn the_hook_of_the_package_starts_the_disks_before_their_guest() -> Result<()> {
     libvirt.virsh(&["undefine", "web 1"])?;
     assert_eq!(asked(), "", "another name than that of its file");
 
+    define("web9", &devices)?;
+    let error = libvirt.virsh(&["start", "web9"]).map(drop).unwrap_err().to_string();
+    assert!(error.contains("web9 names /run/remoca/web1.sock, which no process serves"), "{error}");
+    libvirt.virsh(&["undefine", "web9"])?;
+
     define("web1", &devices)?;
     let refuse = folder.path().join("refuse");
     std::fs::write(&refuse, "")?;

@@ -115,13 +115,15 @@ fn hook(guest: &mut Guest, arguments: &str, devices: &str) -> Result<Output> {
 fn the_hook_starts_the_disks(guest: &mut Guest) -> Result<()> {
     const UNIT: &str = "remoca-disk@web1";
     configure_vm(guest, "web1")?;
-    for (arguments, devices) in
-        [("web1 prepare begin -", "<disk type='file'/>"), ("web1 release end -", DISK), ("other prepare begin -", DISK)]
-    {
+    for (arguments, devices) in [("web1 prepare begin -", "<disk type='file'/>"), ("web1 release end -", DISK)] {
         let output = hook(guest, arguments, devices)?;
         assert!(output.success(), "{arguments}: {output:?}");
         assert_eq!(process_of(guest, UNIT)?, 0, "{arguments} {devices}");
     }
+    let output = hook(guest, "other prepare begin -", DISK)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.success() && said.contains("other names /run/remoca/web1.sock, which no process serves"), "{said}");
+    assert_eq!(process_of(guest, UNIT)?, 0, "another name than that of its file");
     // What fails, and what the message must name: to libvirt's user it is all there is.
     for (fault, repair, words) in [
         ("mv /srv/web1.img /srv/away", "mv /srv/away /srv/web1.img", "/srv/web1.img"),
@@ -466,7 +468,7 @@ fn a_qcow2_image_is_served(guest: &mut Guest) -> Result<()> {
     // Its image is replaced before the next guest: qemu-nbd is part of the unit that the hook restarts.
     wait_until_detached(guest, "web2")?;
     guest.run("rm /srv/web2.qcow2 && qemu-img create -q -f qcow2 /srv/web2.qcow2 24M", LIMIT)?;
-    assert!(hook(guest, "web2 prepare begin -", DISK)?.success());
+    assert!(hook(guest, "web2 prepare begin -", &DISK.replace("web1", "web2"))?.success());
     let status = wait_for_status(guest, "web2", "the process answers", |_| true)?;
     assert_eq!((&status["disks"][0]["bytes"], &status["disks"][0]["failed_flush"]), (&json!(24 << 20), &Value::Null));
     guest.run("systemctl stop remoca-disk@web2 && ! systemctl is-active remoca-qcow2@web2 && qemu-img check -q /srv/web2.qcow2", LIMIT)?;

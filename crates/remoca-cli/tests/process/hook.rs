@@ -236,6 +236,39 @@ fn a_guest_that_was_saved_goes_on_with_the_disks_that_it_had() {
     hook.expect(RESTARTED);
 }
 
+/// QEMU would wait for it without an end, and so would libvirtd.
+#[test]
+fn no_guest_starts_with_a_socket_that_nobody_serves() {
+    let hook = Hook::new();
+    let scene = &hook.scene;
+    let _program = scene.start(&[]);
+    hook.unit("active", "", 0);
+    let disk = |socket: &str| {
+        format!(
+            "{DISK}\n<source type='unix' path='{socket}'>\n<reconnect enabled='yes' timeout='1'/>\n</source>\n</disk>\n"
+        )
+    };
+    let served = disk(&scene.text("socket"));
+    let card = format!("{CARD}\n<source type='unix' path='/nowhere/card' mode='client'/>\n</interface>");
+    hook.expect_for("web1 prepare begin -", &format!("{served}{card}"), RESTARTED);
+    // Without a file only sockets in our folder are ours.
+    for domain in [&served, &disk("/nowhere/other")] {
+        hook.expect_for("web9 prepare begin -", domain, NOTHING);
+    }
+    for (guest, socket, requests) in [
+        ("web1", scene.text("data.sock"), RESTARTED.1),
+        ("web1", "/nowhere/it&apos;s".to_owned(), RESTARTED.1),
+        ("web9", scene.text("data.sock"), ""),
+    ] {
+        let domain = format!("{served}{}", disk(&socket));
+        let (code, asked, said) = hook.output(&format!("{guest} prepare begin -"), &domain, &hook.path());
+        assert_eq!((code, &*asked), (Some(1), requests), "{said}");
+        let socket = socket.replace("&apos;", "'");
+        let expected = format!("{guest} names {socket}, which no process serves: compare `remoca xml {guest}`\n");
+        assert_eq!(said, expected);
+    }
+}
+
 /// systemd takes such a process for started, so a guest would wait for it, or get an image that was replaced.
 #[test]
 fn no_guest_starts_with_disks_that_hang() {
