@@ -10,8 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SUFFIX: &str = "ctl";
-/// Directory of root's control sockets.
-const OF_ROOT: &str = "/run/remoca";
+/// Directory of root's control sockets. The unit makes it.
+pub const OF_ROOT: &str = "/run/remoca";
 
 /// Returns the directory of control sockets: `/run/remoca` for root, else below `$XDG_RUNTIME_DIR`. Returns `None` for a user without
 /// one.

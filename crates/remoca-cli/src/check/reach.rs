@@ -1,5 +1,6 @@
-//! Sockets: whether libvirt's QEMU, which runs as a user of its own, could connect, and nobody else has them.
+//! Sockets: whether they have a folder, libvirt's QEMU, which runs as a user of its own, could connect, and nobody else has them.
 
+use crate::runtime::{OF_ROOT, directory};
 use crate::vm::Vm;
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use remoca_disk::start::PortOptions;
@@ -30,14 +31,13 @@ pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     if vm.running.is_some() {
         return sockets.iter().map(|(name, path)| of_running(name, path, qemu.as_ref())).collect();
     }
-    let taken = sockets.iter().filter(|(_, path)| has_listener(path));
-    let mut findings: Vec<_> = taken.map(|(name, path)| of_another(name, path)).collect();
-    if let Some(user) = qemu
-        && user.uid != 0
-        && !vm.options.socket_group.is_some_and(|group| user.gids.contains(&group))
-    {
-        findings.push(unreachable("sockets".into(), "only root will be able to connect".into(), &user));
-    }
+    let taken = sockets.iter().filter(|(_, path)| has_listener(path)).map(|(name, path)| of_another(name, path));
+    let mut findings: Vec<_> = taken.collect();
+    findings.extend(sockets.iter().filter_map(|(name, path)| without_folder(name, path)));
+    let is_in_group = |user: &Account| vm.options.socket_group.is_some_and(|group| user.gids.contains(&group));
+    let stranger = qemu.filter(|user| user.uid != 0 && !is_in_group(user));
+    let found = "only root will be able to connect";
+    findings.extend(stranger.map(|user| unreachable("sockets".into(), found.into(), &user)));
     findings
 }
 
@@ -58,6 +58,17 @@ fn sockets(vm: &Vm) -> Vec<(String, PathBuf)> {
         PortOptions::None | PortOptions::NbdExport => None,
     };
     disks.chain(nbd).chain(port).collect()
+}
+
+/// Returns a finding if there is no folder for a socket that is to come, and the start of the process makes none.
+fn without_folder(name: &str, path: &Path) -> Option<Finding> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    let is_made = || folder == Path::new(OF_ROOT) || directory().is_ok_and(|default| default == folder);
+    (!folder.is_dir() && !is_made()).then(|| {
+        let found = format!("{}: there is no folder {}", path.display(), folder.display());
+        let advice = format!("Make it, at each boot if it is in /run, or use {OF_ROOT}");
+        Finding::failed(format!("socket {name}"), found, advice)
+    })
 }
 
 fn of_running(name: &str, path: &Path, qemu: Option<&Account>) -> Finding {

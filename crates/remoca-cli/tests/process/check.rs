@@ -92,6 +92,27 @@ fn a_vm_that_is_configured_is_checked_before_it_starts() {
 }
 
 #[test]
+fn a_socket_without_a_folder_is_found_before_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (name, sockets) = ("check-socket-folder", folder.path().join("sockets"));
+    let [image, socket] = [folder.path().join("image"), sockets.join("s")].map(|path| path.display().to_string());
+    fs::create_dir(folder.path().join("vms")).unwrap();
+    fs::write(&image, [0; 8192]).unwrap();
+    let disk = format!("[[disk]]\nname = 'root'\nformat = 'raw'\nimage = '{image}'\nsocket = '{socket}'\n");
+    // The process makes this folder.
+    let text = format!("version = 1\nport = '/run/remoca/p'\n{disk}");
+    fs::write(folder.path().join("vms").join(format!("{name}.toml")), text).unwrap();
+    let lacking = |found: &[String]| -> Vec<String> {
+        found.iter().filter(|line| line.starts_with("failed socket ")).cloned().collect()
+    };
+    let (found, code) = check(name, folder.path());
+    let expected = format!("failed socket root: {socket}: there is no folder {}", sockets.display());
+    assert_eq!((lacking(&found), code), (vec![expected], Some(FAILURE)));
+    fs::create_dir(&sockets).unwrap();
+    assert_eq!(lacking(&check(name, folder.path()).0), [""; 0]);
+}
+
+#[test]
 fn a_vm_that_runs_is_checked_by_its_control_socket() {
     let folder = tempfile::tempdir().unwrap();
     let server = Serve::start(folder.path(), "16M");

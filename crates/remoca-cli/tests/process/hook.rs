@@ -29,6 +29,8 @@ echo "$*" >> asked
 exit "$(cat result)"
 "#;
 
+const JOURNALCTL: &str = "#!/bin/sh\necho \"what is logged: $*\"\n";
+
 const DISK: &str = "<disk type='vhostuser' device='disk'>";
 const CARD: &str = "<interface type='vhostuser'>";
 const EXPORT: &str = "<source protocol='nbd' name='root' index='1'>";
@@ -50,7 +52,7 @@ impl Hook {
         let text = text.replace("/run/remoca", &folder);
         hook.put("hook", &text);
         fs::create_dir(hook.scene.path("bin")).unwrap();
-        for (name, text) in [("remoca", PROGRAM), ("systemctl", SYSTEMCTL)] {
+        for (name, text) in [("remoca", PROGRAM), ("systemctl", SYSTEMCTL), ("journalctl", JOURNALCTL)] {
             hook.put("program", &text.replace("REMOCA", REMOCA).replace("FOLDER", &folder));
             install(&hook.scene.path("program"), &hook.scene.path("bin").join(name));
         }
@@ -234,6 +236,18 @@ fn a_guest_that_was_saved_goes_on_with_the_disks_that_it_had() {
     let mark = File::options().write(true).open(scene.path("web1.restored")).unwrap();
     mark.set_modified(SystemTime::now() - Duration::from_secs(120)).unwrap();
     hook.expect(RESTARTED);
+}
+
+#[test]
+fn a_start_that_failed_for_no_known_reason_is_refused_with_what_was_logged_last() {
+    let hook = Hook::new();
+    hook.unit("inactive", "failed", 1);
+    hook.put("program", "#!/bin/sh\n[ \"$1\" = check ]\n");
+    install(&hook.scene.path("program"), &hook.scene.path("bin/remoca"));
+    let (code, _, said) = hook.output("web1 prepare begin -", DISK, &hook.path());
+    assert_eq!(code, Some(1), "{said}");
+    let words = "The last line of its log: what is logged: -q -u remoca-disk@web1.service ";
+    assert!(said.contains(words) && !said.contains("finds"), "{said}");
 }
 
 /// QEMU would wait for it without an end, and so would libvirtd.
