@@ -6,7 +6,8 @@ use remoca_disk::start::PortOptions;
 use remoca_protocol::control::Status;
 use remoca_protocol::port::PORT_SERIAL;
 use remoca_view::diagnosis;
-use remoca_view::finding::Finding;
+use remoca_view::finding::{Finding, Level};
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// First libvirt that is sure to pass `<reconnect>` on for a vhost-user disk attached to a running guest.
@@ -14,12 +15,15 @@ const HOT_PLUG: Version = Version(9, 10);
 
 pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     let Some(status) = &vm.running else { return Vec::new() };
+    let (sockets, qemus) = (sockets(vm, status), qemus());
+    let ours: Vec<_> = qemus.iter().filter(|qemu| sockets.iter().any(|socket| qemu.names(&socket.path))).collect();
     let mut findings = vec![diagnosis::attached(status)];
-    findings.extend(diagnosis::memory(status));
-    let lines = command_lines();
-    let sockets = sockets(vm, status);
-    let is_seen = sockets.iter().any(|socket| lines.iter().any(|line| is_named(line, &socket.path)));
-    findings.extend(sockets.iter().filter(|socket| socket.attached).map(|socket| reconnect(socket, &lines, is_seen)));
+    findings.extend(diagnosis::memory(status).map(|finding| match finding.level {
+        Level::Failed => ours.iter().find_map(|qemu| waiting(qemu, &status.name)).unwrap_or(finding),
+        _ => finding,
+    }));
+    let is_seen = !ours.is_empty();
+    findings.extend(sockets.iter().filter(|socket| socket.attached).map(|socket| reconnect(socket, &qemus, is_seen)));
     findings.extend(diagnosis::agent(status));
     findings
 }
@@ -58,16 +62,55 @@ fn sockets(vm: &Vm, status: &Status) -> Vec<Socket> {
     disks.chain(port).collect()
 }
 
-/// Returns the arguments of each process that looks like a QEMU.
-fn command_lines() -> Vec<Vec<String>> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let lines = entries.filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
-    let lines = lines.map(|line| String::from_utf8_lossy(&line).split('\0').map(str::to_owned).collect::<Vec<_>>());
-    lines.filter(|line| line.iter().any(|word| word == "-chardev" || word == "-blockdev" || word == "-drive")).collect()
+/// A process that looks like a QEMU.
+struct Qemu {
+    pid: u32,
+    words: Vec<String>,
 }
 
-fn is_named(line: &[String], socket: &str) -> bool {
-    line.iter().any(|word| names(word, socket))
+impl Qemu {
+    /// Returns whether an argument names the socket.
+    fn names(&self, socket: &str) -> bool {
+        self.words.iter().any(|word| names(word, socket))
+    }
+}
+
+/// Returns the processes that look like QEMUs.
+fn qemus() -> Vec<Qemu> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let processes = entries.filter_map(|entry| {
+        let entry = entry.ok()?;
+        let pid = entry.file_name().to_str()?.parse::<u32>().ok()?;
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        Some(Qemu { pid, words: String::from_utf8_lossy(&line).split('\0').map(str::to_owned).collect() })
+    });
+    let is_qemu = |word: &String| word == "-chardev" || word == "-blockdev" || word == "-drive";
+    processes.filter(|process| process.words.iter().any(is_qemu)).collect()
+}
+
+/// Returns a finding if a QEMU waits for a socket that is not there, as it does before anything else. Until then it shares no memory.
+fn waiting(qemu: &Qemu, vm: &str) -> Option<Finding> {
+    let is_missing = |path: &String| {
+        let seen = std::fs::metadata(format!("/proc/{}/root{path}", qemu.pid));
+        seen.is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    };
+    let socket = qemu.words.iter().filter_map(|word| connects_to(word)).find(is_missing)?;
+    let advice = format!("End it with `kill {}`, and compare its domain with `remoca xml {vm}`", qemu.pid);
+    Some(Finding::failed("guest memory", format!("its QEMU waits for {socket}, which no process serves"), advice))
+}
+
+/// Returns the socket to which a character device of this argument connects.
+fn connects_to(word: &str) -> Option<String> {
+    let options = word.strip_prefix("socket,")?.replace(",,", "\0");
+    let mut path = None;
+    for option in options.split(',') {
+        match option.split_once('=').unwrap_or((option, "on")) {
+            ("path", value) if value.starts_with('/') => path = Some(value.replace('\0', ",")),
+            ("server", "on") => return None,
+            _ => {}
+        }
+    }
+    path
 }
 
 /// Returns whether an argument names the socket: `path=SOCKET`, or JSON's `"path":"SOCKET"`.
@@ -88,7 +131,7 @@ fn says_reconnect(word: &str) -> bool {
     values.any(|(_, value)| value.trim_matches('"').parse::<f64>().is_ok_and(|value| value > 0.0))
 }
 
-fn reconnect(socket: &Socket, lines: &[Vec<String>], is_seen: bool) -> Finding {
+fn reconnect(socket: &Socket, qemus: &[Qemu], is_seen: bool) -> Finding {
     let what = format!("reconnect {}", socket.name);
     if socket.is_kept {
         return Finding::ok(what, "not needed: the service manager keeps the connection while this process restarts");
@@ -101,7 +144,7 @@ fn reconnect(socket: &Socket, lines: &[Vec<String>], is_seen: bool) -> Finding {
     let advice = format!(
         "A kill of this process would give the guest {after_kill}; an upgrade does not{remedy}. See `remoca xml` and docs/guests.md"
     );
-    let words: Vec<_> = lines.iter().flatten().filter(|word| names(word, &socket.path)).collect();
+    let words: Vec<_> = qemus.iter().flat_map(|qemu| &qemu.words).filter(|word| names(word, &socket.path)).collect();
     if words.is_empty() {
         // Attached to a running guest: only the monitor was told of it.
         return match hypervisor::libvirt() {
@@ -125,7 +168,7 @@ mod tests {
 
     #[test]
     fn what_qemu_was_told_is_read_from_its_arguments() {
-        let line = |words: &[&str]| vec![words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>()];
+        let line = |words: [&str; 2]| [Qemu { pid: 1, words: words.map(str::to_owned).to_vec() }];
         let nbd = r#"{"driver":"nbd","server":{"type":"unix","path":"/s"},"reconnect-delay":60,"node-name":"a"}"#;
         let without = r#"{"driver":"nbd","server":{"type":"unix","path":"/s"},"node-name":"a"}"#;
         let zero = "socket,id=c,path=/s,reconnect=0";
@@ -140,13 +183,28 @@ mod tests {
             ("driver=nbd,server.path=/s,reconnect-delay=60", true, "connects again"),
         ] {
             let socket = Socket { name: "root".into(), path: "/s".into(), is_nbd, attached: true, is_kept: false };
-            let finding = reconnect(&socket, &line(&["-chardev", word]), false);
+            let finding = reconnect(&socket, &line(["-chardev", word]), false);
             assert!(finding.found.contains(found), "{word}: {finding}");
         }
         let hot_plugged =
             Socket { name: "root".into(), path: "/s".into(), is_nbd: true, attached: true, is_kept: false };
         assert!(reconnect(&hot_plugged, &[], true).found.contains("while the guest ran"));
         let kept = Socket { is_nbd: false, is_kept: true, ..hot_plugged };
-        assert!(reconnect(&kept, &line(&["-chardev", zero]), true).found.contains("not needed"));
+        assert!(reconnect(&kept, &line(["-chardev", zero]), true).found.contains("not needed"));
+    }
+
+    #[test]
+    fn the_sockets_to_which_qemu_connects_are_read_from_its_arguments() {
+        for (word, socket) in [
+            ("socket,id=c,path=/a,,b.sock,reconnect=1", Some("/a,b.sock")),
+            ("socket,path=/s,id=c", Some("/s")),
+            ("socket,id=m,path=/m,server=on,wait=off", None),
+            ("socket,id=m,path=/m,server,nowait", None),
+            ("socket,id=m,fd=3", None),
+            ("socket,id=c,path=s", None),
+            ("file,id=c,path=/log", None),
+        ] {
+            assert_eq!(connects_to(word).as_deref(), socket, "{word}");
+        }
     }
 }

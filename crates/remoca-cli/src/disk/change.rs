@@ -117,8 +117,8 @@ fn remove(vm: &str, name: &str, force: bool, folder: &Path) -> Result<()> {
     };
     if disk.attached && !force {
         bail!(
-            "a guest is attached to {name}: detach the disk first (`virsh detach-disk`), or shut the guest down. --force takes the \
-             disk away from it"
+            "a guest is attached to {name}: detach the disk first (`virsh detach-disk --live --config`), or shut the guest down and \
+             take the disk out of its domain. --force takes the disk away from it"
         );
     }
     if before.disks.len() == 1 {

@@ -1,11 +1,13 @@
 //! `remoca check`: of a VM that is configured, and of one that runs.
 
+use super::configuration::Scene;
 use super::support::hanging_fs::{HangingFs, may_mount};
 use super::support::machine::{Machine, Setup};
-use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run};
+use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, status};
 use super::support::wait_until;
 use remoca_io::lock::{LockFailure, lock, probe};
 use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
@@ -167,6 +169,29 @@ fn a_socket_at_which_another_process_listens_is_named() {
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     assert!(is_found());
     assert_eq!(check(name, folder.path()).1, Some(FAILURE));
+}
+
+/// A disk was removed, and its domain still has it.
+#[test]
+fn a_qemu_that_waits_for_a_socket_is_named_with_it() {
+    let scene = Scene::new();
+    scene.configure("");
+    let _program = scene.start(&[]);
+    let _hypervisor = UnixStream::connect(scene.path("socket")).unwrap();
+    wait_until("it is attached", || status(&scene.control()).disks[0].attached);
+    let control = scene.text("web1.ctl");
+    let (found, _) = check(&control, Path::new("/nonexistent"));
+    expect(&found, &["failed guest memory: none of it is shared"]);
+    let device = |name: &str| format!("socket,id={name},path={},reconnect=1", scene.text(name));
+    let mut qemu = command("/bin/sh");
+    qemu.args(["-c", "read line", "-chardev", &device("socket"), "-chardev", &device("removed")]);
+    let mut qemu = qemu.stdin(Stdio::piped()).spawn().unwrap();
+    let (found, _) = check(&control, Path::new("/nonexistent"));
+    let waits = format!("failed guest memory: its QEMU waits for {}, which no process serves", scene.text("removed"));
+    expect(&found, &[&waits]);
+    assert!(!found.iter().any(|line| line.contains("none of it is shared")), "{found:#?}");
+    drop(qemu.stdin.take());
+    qemu.wait().unwrap();
 }
 
 /// As in `remoca check | head -1`, and in `remoca check 2>&1 | head -1`.
