@@ -38,6 +38,7 @@ const PACKAGES: [Package; 2] = [
             ("packaging/remoca-serve.service", "usr/lib/systemd/system/remoca-serve.service", 0o644),
             ("packaging/remoca-host.service", "usr/lib/systemd/system/remoca-host.service", 0o644),
             ("packaging/remoca-web.service", "usr/lib/systemd/system/remoca-web.service", 0o644),
+            ("packaging/libvirt-guests.conf", "usr/lib/systemd/system/libvirt-guests.service.d/remoca.conf", 0o644),
             ("packaging/libvirt-hook", "etc/libvirt/hooks/qemu.d/remoca", 0o755),
             // Without a comment: docs/guests.md had operators write the same, and dpkg asks about a file that is different.
             ("packaging/apparmor-libvirt-qemu", "etc/apparmor.d/abstractions/libvirt-qemu.d/remoca", 0o644),
