@@ -56,27 +56,37 @@ impl fmt::Display for Listing {
 }
 
 impl Listing {
-    /// Returns the XML of a VM for this host. The first disk is the `target`-th of the bus.
+    /// Returns the XML of a VM for this host, or of its disk `wanted` alone. The first disk is the `target`-th of the bus; so is `wanted`,
+    /// which otherwise has the place that it has among all.
     ///
     /// # Errors
     /// If libvirt cannot express one of the disks.
-    pub fn of(vm: &Vm, host: Host, target: u8) -> Result<Self> {
+    pub fn of(vm: &Vm, host: Host, wanted: Option<&str>, target: Option<u8>) -> Result<Self> {
         let mut listing = Self { memory_backing: None, devices: Vec::new(), warnings: Vec::new() };
-        let mut targets = (target..26).map(target_name);
-        let mut next = || targets.next().context("too many disks for names from vda to vdz");
-        for (name, disk) in vm.disks() {
+        let names = names(vm);
+        let is_wanted = |name: &str| wanted.is_none_or(|wanted| wanted == name);
+        let target_of = |name: &str| {
+            let is_given = wanted.is_some() && target.is_some();
+            let before = if is_given { 0 } else { names.iter().take_while(|other| *other != name).count() };
+            let number = (target.unwrap_or(0)..26).nth(before);
+            number.map(target_name).context("too many disks for names from vda to vdz")
+        };
+        for (name, disk) in vm.disks().filter(|(name, _)| is_wanted(name)) {
             let device = match &disk.socket {
-                Some(socket) => listing.vhost(&socket.display().to_string(), &next()?, host)?,
-                None => listing.nbd(vm, &name, disk.read_only, &next()?, host)?,
+                Some(socket) => listing.vhost(&socket.display().to_string(), &target_of(&name)?, host)?,
+                None => listing.nbd(vm, &name, disk.read_only, &target_of(&name)?, host)?,
             };
             listing.devices.push((name, device));
         }
-        let port = match &vm.options.port {
-            PortOptions::None => None,
-            PortOptions::Socket(socket) => Some(listing.vhost(&socket.display().to_string(), &next()?, host)?),
-            PortOptions::NbdExport => Some(listing.nbd(vm, PORT_SERIAL, false, &next()?, host)?),
-        };
-        listing.devices.extend(port.map(|port| (PORT_SERIAL.to_owned(), port)));
+        if is_wanted(PORT_SERIAL) {
+            let target = || target_of(PORT_SERIAL);
+            let port = match &vm.options.port {
+                PortOptions::None => None,
+                PortOptions::Socket(socket) => Some(listing.vhost(&socket.display().to_string(), &target()?, host)?),
+                PortOptions::NbdExport => Some(listing.nbd(vm, PORT_SERIAL, false, &target()?, host)?),
+            };
+            listing.devices.extend(port.map(|port| (PORT_SERIAL.to_owned(), port)));
+        }
         if host.libvirt.is_none() {
             listing.warn(
                 "virsh was not found, so this is for libvirt 10.0 and later: name another version with --libvirt",
@@ -155,11 +165,17 @@ impl Listing {
     }
 }
 
+/// Returns the names of the disks of a VM, and of its port if it has one.
+pub fn names(vm: &Vm) -> Vec<String> {
+    let has_port = !matches!(vm.options.port, PortOptions::None);
+    vm.disks().map(|(name, _)| name).chain(has_port.then(|| PORT_SERIAL.to_owned())).collect()
+}
+
 /// Returns the number of a disk's name on the virtio bus, from 0 for `vda` to 25 for `vdz`.
 pub fn parse_target(text: &str) -> Result<u8, String> {
     match text.strip_prefix("vd").map(str::as_bytes) {
         Some([letter @ b'a'..=b'z']) => Ok(letter - b'a'),
-        _ => Err("the first disk is one of vda to vdz".into()),
+        _ => Err("a disk is one of vda to vdz".into()),
     }
 }
 
@@ -184,13 +200,16 @@ mod tests {
     const CURRENT: Host = Host { libvirt: Some(Version(11, 3)), qemu: Some(Version(10, 2)) };
 
     fn listing(words: &str, host: Host) -> Result<Listing> {
+        Listing::of(&vm(words)?, host, None, None)
+    }
+
+    fn vm(words: &str) -> Result<Vm> {
         let words: Vec<_> = words.split(' ').map(OsString::from).collect();
-        let vm = Vm {
+        Ok(Vm {
             options: disk::options_of(&Files::default(), &words, std::path::Path::new("/c"))?,
             running: None,
             files: FilesState::None,
-        };
-        Listing::of(&vm, host, 0)
+        })
     }
 
     fn host(libvirt: Version, qemu: Version) -> Host {
@@ -239,6 +258,24 @@ mod tests {
         assert!(tcp.contains("<host name='::1' port='10809'/>"), "{tcp}");
         let error = listing("--control /c --disk image=/a --nbd systemd", CURRENT).map(drop).unwrap_err();
         assert!(error.to_string().contains(".socket unit"), "{error}");
+    }
+
+    #[test]
+    fn a_disk_alone_has_the_wanted_name() {
+        let vm = vm(NBD).unwrap();
+        let targets = |wanted: Option<&str>, target: Option<u8>| -> Result<Vec<String>> {
+            let text = Listing::of(&vm, CURRENT, wanted, target)?.to_string();
+            let lines = text.lines().filter_map(|line| line.trim().strip_prefix("<target dev='"));
+            Ok(lines.map(|rest| rest[..3].to_owned()).collect())
+        };
+        for name in ["root", "disk1", PORT_SERIAL] {
+            assert_eq!(targets(Some(name), Some(25)).unwrap(), ["vdz"], "{name}");
+        }
+        assert_eq!(targets(Some("disk1"), None).unwrap(), ["vdb"]);
+        assert_eq!(targets(Some("disk2"), None).unwrap(), [""; 0]);
+        assert_eq!(targets(None, Some(3)).unwrap(), ["vdd", "vde", "vdf"]);
+        let error = targets(None, Some(24)).unwrap_err();
+        assert!(error.to_string().contains("too many disks"), "{error}");
     }
 
     #[test]

@@ -26,9 +26,10 @@ pub struct XmlArgs {
     #[arg(long, value_name = "DISK")]
     device: Option<String>,
 
-    /// Name that libvirt gives to the first of these disks; the others follow
-    #[arg(long, value_name = "DEV", default_value = "vda", value_parser = domain::parse_target)]
-    target: u8,
+    /// Name that libvirt gives to the first of these disks, which the others follow, or to that of --device [default: vda; with --device
+    /// the name that it has among all]
+    #[arg(long, value_name = "DEV", value_parser = domain::parse_target)]
+    target: Option<u8>,
 
     /// Version of libvirt [default: that of virsh]
     #[arg(long, value_name = "VERSION")]
@@ -49,13 +50,12 @@ pub struct XmlArgs {
 pub fn run(args: &XmlArgs) -> Result<()> {
     let vm = Vm::find(&args.name, &args.folder.config)?;
     let host = Host { libvirt: args.libvirt.or_else(hypervisor::libvirt), qemu: args.qemu.or_else(hypervisor::qemu) };
-    let mut listing = Listing::of(&vm, host, args.target)?;
-    if let Some(wanted) = &args.device {
-        let names: Vec<_> = listing.devices.iter().map(|(name, _)| name.clone()).collect();
-        listing.devices.retain(|(name, _)| name == wanted);
+    let wanted = args.device.as_deref();
+    let mut listing = Listing::of(&vm, host, wanted, args.target)?;
+    if let Some(wanted) = wanted {
         listing.memory_backing = None;
         if listing.devices.is_empty() {
-            bail!("{} has no disk `{wanted}`: it has {}", args.name, names.join(", "));
+            bail!("{} has no disk `{wanted}`: it has {}", args.name, domain::names(&vm).join(", "));
         }
     }
     match &vm.files {
