@@ -10,7 +10,7 @@ use crate::failure;
 use crate::runtime;
 use crate::settings::kept::Kept;
 use crate::settings::{Files, vm_path};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use args::options;
 pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, PER_VM, configured, disks_of, options_of, schema};
 use files::{Words, check_upgrade, recognise, usable};
@@ -79,6 +79,30 @@ pub fn run(args: &DiskArgs, words: &[OsString]) -> Result<()> {
     });
     result.map_err(|error| if has_started { error } else { failure::of_start(error, former.is_some()) })
 }
+
+/// Refuses the name of a file of which no process could start with its control socket in the default place.
+///
+/// # Errors
+/// Why it could not.
+pub fn check_file_name(name: &str) -> Result<()> {
+    if name.starts_with('-') {
+        bail!("invalid VM name `{}`: the unit's command would take it for an option", name.escape_debug());
+    }
+    // A user without a directory has to say where the socket is.
+    let control = runtime::socket_of(name).ok();
+    let fits = |control: PathBuf| check_control(&control, Some(name));
+    let checked = check_name(Some(name)).and_then(|()| control.map_or(Ok(()), fits));
+    // There are no options that could not be used.
+    checked.map_err(|error| anyhow!("{}", error.root_cause()))
+}
+
+/// Returns whether `remoca-disk@NAME` can have this name. systemd escapes other characters, and the unit then looks for another file.
+pub fn has_unit(name: &str) -> bool {
+    name.chars().all(|letter| letter.is_ascii_alphanumeric() || ":_.-".contains(letter))
+}
+
+/// Which names have a unit ([`has_unit`]).
+pub const UNIT_NAMES: &str = "a unit remoca-disk@NAME has letters, digits and : _ . - only";
 
 /// Refuses a name that files, or the tables of VMs, cannot have.
 fn check_name(name: Option<&str>) -> Result<()> {

@@ -9,6 +9,7 @@ mod reach;
 pub(crate) use image::is_replaced;
 
 use crate::config::check::vms;
+use crate::disk;
 use crate::form::Form;
 use crate::output::output;
 use crate::runtime;
@@ -168,18 +169,18 @@ fn process(vm: &Vm) -> Finding {
     let name = &vm.options.name;
     match &vm.running {
         Some(status) => diagnosis::process(status),
-        None if left::is_there(&vm.options.control) => Finding::failed(
-            "process",
-            format!("does not run: {}, which hangs", left::WORDS),
-            format!(
-                "Start it with `systemctl start remoca-disk@{name}`. If its guest was shut down meanwhile, it may be stopped again then"
-            ),
-        ),
-        None => Finding::warning(
-            "process",
-            "does not run: its guest cannot start, or hangs",
-            format!("Start it with `systemctl start remoca-disk@{name}`"),
-        ),
+        None => {
+            let start = match disk::has_unit(name) {
+                true => format!("Start it with `systemctl start remoca-disk@{name}`"),
+                false => format!("Start `remoca disk` yourself: {}", disk::UNIT_NAMES),
+            };
+            if left::is_there(&vm.options.control) {
+                let advice = format!("{start}. If its guest was shut down meanwhile, it may be stopped again then");
+                Finding::failed("process", format!("does not run: {}, which hangs", left::WORDS), advice)
+            } else {
+                Finding::warning("process", "does not run: its guest cannot start, or hangs", start)
+            }
+        }
     }
 }
 

@@ -42,6 +42,11 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
             writeln!(out, "{place}: note: {image} looks like a {name} image, and its guest sees these very bytes")?;
         }
     }
+    // No mistake either: `remoca disk` serves them.
+    let is_without_unit = |name: &&String| disk::check_file_name(name).is_ok() && !disk::has_unit(name);
+    for name in all.iter().filter(|name| names.is_empty() || names.contains(name)).filter(is_without_unit) {
+        writeln!(out, "{}: note: no unit can have this name: {}", vm_path(folder, name).display(), disk::UNIT_NAMES)?;
+    }
     match problems.len() {
         0 => Ok(writeln!(out, "{}: no mistakes, files: {count}", folder.display())?),
         1 => bail!("1 mistake"),
@@ -100,9 +105,11 @@ fn look(names: &[String], all: &[String], folder: &Path, of_host: &dyn Fn(&Text)
         disks.extend(settings.disks.into_iter().flatten());
         if is_meant(names, folder, &text.path) {
             count += 1;
-            if of_vm.is_empty()
-                && let Err(error) = combined(name, &text, host.as_ref())
-            {
+            let checked = match disk::check_file_name(name) {
+                Ok(()) if of_vm.is_empty() => combined(name, &text, host.as_ref()),
+                named => named,
+            };
+            if let Err(error) = checked {
                 problems.push(Problem { place: Place { path: text.path, line: 1 }, text: format!("{error:#}") });
             }
             problems.extend(of_vm);

@@ -737,6 +737,32 @@ fn a_copy_for_which_there_is_no_room_leaves_nothing_behind() {
     program.terminate();
 }
 
+/// What no process can have is a mistake, and what only a unit cannot have is none.
+#[test]
+fn names_of_files_that_no_process_can_have_are_mistakes() {
+    let scene = Scene::new();
+    scene.configure("");
+    let text = std::fs::read_to_string(scene.path("vms/web1.toml")).unwrap();
+    std::fs::remove_file(scene.path("vms/web1.toml")).unwrap();
+    let long = "x".repeat(120);
+    for (name, is_mistake, words) in [
+        ("--help", true, "1: invalid VM name `--help`: the unit's command would"),
+        ("a\nb", true, "1: invalid VM name `a\\nb`: "),
+        (&*long, true, "1: a VM name of 120 bytes: at most "),
+        ("my web", false, " note: no unit can have this name: a unit remoca-disk@NAME has letters"),
+        ("wéb", false, " note: no unit can have this name: "),
+        ("a.b:c_d-1", false, "no mistakes, files: 1"),
+    ] {
+        let file = scene.path("vms").join(format!("{name}.toml"));
+        std::fs::write(&file, &text).unwrap();
+        let mut check = scene.command(&["config", "check"]);
+        let output = run_command(check.env("XDG_RUNTIME_DIR", "/run"));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!((output.status.success(), said.contains(words)), (!is_mistake, true), "{name}: {said}");
+        std::fs::remove_file(&file).unwrap();
+    }
+}
+
 /// `remoca check` finds what `remoca check NAME` does, at the same level.
 #[test]
 fn mistakes_in_files_are_found_with_and_without_a_name() {
