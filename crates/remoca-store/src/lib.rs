@@ -145,8 +145,9 @@ pub trait HandOver {
     /// A thread that hangs in the kernel cannot end, and then another program cannot take the place of this one.
     fn is_still(&self) -> bool;
 
-    /// Waits briefly, at the end of the process, for operations that were sent to a server. Returns false if a
-    /// modification may still take effect later.
+    /// Waits briefly, at the end of the process, for operations that were sent to a server, and flushes acknowledged writes that
+    /// would otherwise count as lost. [`HandOver::failed_flush`] tells if that fails. Returns false if a modification may
+    /// still take effect later.
     fn drain(&mut self) -> bool;
 
     /// Returns what another program needs in order to continue with this store, with no operation in flight.

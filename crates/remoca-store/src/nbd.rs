@@ -88,7 +88,7 @@ pub struct NbdStore {
     /// Number of writes completed so far that need a flush, and how many of them were flushed.
     writes: u64,
     writes_flushed: u64,
-    /// Once set, no new request is sent, and outstanding replies are waited for until this time.
+    /// Once set, no new request is sent except a last flush, and outstanding replies are waited for until this time.
     drain_deadline: Option<Instant>,
     /// Set while the server shuts down: no new request is sent over the connection, which is left when all are answered,
     /// or at this time.

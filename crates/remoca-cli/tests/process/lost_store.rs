@@ -212,6 +212,39 @@ fn a_loss_is_remembered_by_a_process_that_ends_before_the_server_is_back() {
     }
 }
 
+/// The next process has another connection, and cannot know whether the server was away in between.
+#[test]
+fn what_was_not_flushed_is_flushed_at_a_clean_end_or_the_next_process_knows_of_it() {
+    for ending in [Verdict::Do, Verdict::Fail(FULL), Verdict::LosePower] {
+        let mut setup = start(NbdOffer::default(), ",on-loss=fail", &["--name", "vm"]);
+        assert_eq!(setup.guest.run(0, Command::Write { sector: 0, data: &[1; 4096] }), 0);
+        setup.server.set_rule(move |request| match request.command {
+            NbdCommand::Flush => ending,
+            _ => Verdict::Do,
+        });
+        setup.program.terminate();
+        setup.guest.disconnect();
+        let is_flushed = ending == Verdict::Do;
+        setup.server.set_rule(|_| Verdict::Do);
+        setup.server.lose_power();
+        assert_eq!(setup.server.disk()[0] == 1, is_flushed, "{ending:?}");
+        let mut again = disk(setup.folder.path(), &uri(setup.folder.path()), ",on-loss=fail", &["--name", "vm"]);
+        setup.guest.connect(&setup.folder.path().join("socket")).unwrap();
+        assert_eq!(setup.guest.run(0, Command::Flush) == 0, is_flushed, "{ending:?}: {}", again.log());
+        again.terminate();
+    }
+}
+
+/// Its writes count as safe, and a server that is slow to flush is not left in the middle of it.
+#[test]
+fn a_clean_end_does_not_flush_where_a_loss_is_none() {
+    let mut setup = start(NbdOffer::default(), "", &[]);
+    assert_eq!(setup.guest.run(0, Command::Write { sector: 0, data: &[1; 4096] }), 0);
+    setup.server.take_log();
+    setup.program.terminate();
+    assert_eq!(setup.server.take_log(), []);
+}
+
 #[test]
 fn what_is_for_nbd_images_is_refused_for_files() {
     let folder = tempfile::tempdir().unwrap();

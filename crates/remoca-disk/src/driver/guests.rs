@@ -379,10 +379,4 @@ impl Guests {
     pub(super) fn numbered(&self, number: DiskIndex) -> &Disk {
         self.disks.iter().find(|disk| disk.number == number).expect("the engine knows the disks by their numbers")
     }
-
-    /// Drains all stores at the end of the process. Returns the images whose store has not received all answers.
-    pub(super) fn drain(&mut self) -> Vec<&str> {
-        let unsettled = self.disks.iter_mut().filter_map(|disk| (!disk.store.drain()).then_some(&*disk.image));
-        unsettled.collect()
-    }
 }

@@ -431,7 +431,7 @@ impl Driver {
     /// Ends the driver. Publishes completed requests to the guests and completes the trace. Requests in flight are left
     /// to the next process. So is the pool if that process can find it; otherwise the pool is given back.
     fn finish(&mut self) -> Ended {
-        let Vm { guests, warmth, servers, engine, in_flight, curves, .. } = &mut self.vm;
+        let Vm { guests, warmth, servers, engine, curves, .. } = &mut self.vm;
         guests.notify_disks();
         if warmth.is_kept() {
             curves.keep(engine)
@@ -442,10 +442,12 @@ impl Driver {
         if let Some(link) = servers.link_mut().filter(|_| !warmth.is_kept()) {
             link.goodbye();
         }
+        // A flush that fails here is recorded in the index.
+        let unanswered = self.vm.drain_stores();
+        let Vm { guests, engine, in_flight, .. } = &mut self.vm;
         engine.end();
         in_flight.measured().end();
         let settles = guests.is_settling();
-        let unanswered = guests.drain();
         if settles {
             tracing::warn!(
                 "an NBD server may still have requests of a killed predecessor; the sockets stay, so that a successor \

@@ -338,6 +338,21 @@ impl Vm {
         self.warmth.put_in_place(config);
     }
 
+    /// Drains all stores at the end of the process, and records the flushes that failed then. Returns the images whose store
+    /// has not received all answers.
+    pub(super) fn drain_stores(&mut self) -> Vec<String> {
+        let mut unanswered = Vec::new();
+        for disk in 0..self.guests.disks().len() {
+            let is_drained = self.guests.disk_mut(disk).store.drain();
+            let of = &self.guests.disks()[disk];
+            self.warmth.note_failure(disk, of, &mut self.engine);
+            if !is_drained {
+                unanswered.push(of.image.clone());
+            }
+        }
+        unanswered
+    }
+
     /// Returns whether a write or a flush is in flight, or an image is settling.
     pub(super) fn is_writing(&self) -> bool {
         self.warmth.is_written_to() || self.warmth.is_settling() || self.in_flight.is_flushing()

@@ -1,20 +1,24 @@
 //! The state of an NBD export that outlives its use: failed flushes, requests in flight, and the connection for another
 //! program.
 
-use super::{NbdStore, wait_until_ready};
+use super::{NbdStore, SHUTDOWN_TIME_MAX, wait_until_ready};
 use crate::flush_latch::FlushLatch;
 use crate::nbd_export;
 use crate::nbd_link::{Address, Direction, Link};
 use crate::nbd_protocol::Export;
 use crate::nbd_task::{NbdTask, WireState};
 use crate::nbd_uri::{NbdAddress, NbdUri};
-use crate::{HandOver, NbdOptions, OpenError};
+use crate::{DataPath, HandOver, NbdOptions, OnLostConnection, OpenError, StoreError, StoreOp};
 use remoca_protocol::handover::{PassedExport, StoreKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// How long a store that is dropped waits for outstanding replies.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+/// How long its last flush may take, which counts as failed after that: as long as a server has that shuts down.
+const LAST_FLUSH_TIME_MAX: Duration = SHUTDOWN_TIME_MAX;
+/// Token of the last flush. Those of drivers have 32 bits.
+const LAST_FLUSH: u64 = u64::MAX;
 
 impl NbdStore {
     /// Takes over a connection that a previous program of this process made. The server never saw its client
@@ -40,6 +44,31 @@ impl NbdStore {
         store.writes = passed.unflushed;
         Ok(store)
     }
+
+    /// Makes acknowledged writes durable if they count as lost with the connection, which is to end. Latches an error if that fails:
+    /// whoever connects next cannot know whether the server has kept them.
+    fn flush_at_the_end(&mut self) {
+        let acknowledged = self.writes;
+        let fails_at_loss = self.options.on_lost_connection == OnLostConnection::FailFlush;
+        // A loss of the connection has latched its error.
+        let is_known = self.outage.is_some() || self.latch.errno().is_some();
+        if !fails_at_loss || is_known || self.unflushed() == 0 {
+            return;
+        }
+        let deadline = Instant::now() + LAST_FLUSH_TIME_MAX;
+        self.submit(LAST_FLUSH, StoreOp::Flush, None);
+        let flush = self.queue.clone();
+        self.pump(Instant::now());
+        while self.writes_flushed < acknowledged && self.latch.errno().is_none() && Instant::now() < deadline {
+            wait_until_ready(&self.link, deadline);
+            self.transfer(Direction::Both, Instant::now());
+            self.queue.retain(|key| flush.contains(key));
+            self.pump(Instant::now());
+        }
+        if self.writes_flushed < acknowledged {
+            self.latch.fail(StoreError::IO);
+        }
+    }
 }
 
 impl HandOver for NbdStore {
@@ -56,11 +85,16 @@ impl HandOver for NbdStore {
         self.in_flight == 0
     }
 
-    /// Waits for the replies to the requests that were sent, for at most two seconds, if the connection is up. Returns
-    /// false if a modification that was sent, also over a connection that was lost, may still take effect.
+    /// Sends a last flush if one is due, and waits for the replies to the requests that were sent, for at most two seconds, if
+    /// the connection is up. Returns false if a modification that was sent, also over a connection that was lost, may still
+    /// take effect.
     fn drain(&mut self) -> bool {
         self.queue.clear();
+        let is_first = self.drain_deadline.is_none();
         let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
+        if is_first {
+            self.flush_at_the_end();
+        }
         while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
             wait_until_ready(&self.link, deadline);
             self.transfer(Direction::Both, Instant::now());
