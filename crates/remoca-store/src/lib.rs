@@ -364,7 +364,7 @@ pub enum OpenErrorKind {
     Unreachable,
     /// The server does not speak the protocol, or breaks it.
     Protocol,
-    /// The server offers less than a disk needs.
+    /// The server offers less than a disk needs, or the image is larger than a disk can be.
     Unsuitable,
     /// Any other refusal of the system.
     System,

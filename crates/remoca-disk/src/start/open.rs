@@ -247,7 +247,8 @@ pub(super) fn check_size(spec: &DiskOptions, size: u64, is_known: bool) -> Resul
         return Ok(());
     }
     if size > DISK_BYTES_MAX {
-        bail!("{image}: it has {size} bytes, a disk may have 4 PiB");
+        let text = format!("{image}: it has {size} bytes, a disk may have 4 PiB");
+        return Err(OpenError::new(OpenErrorKind::Unsuitable, text).into());
     }
     if !size.is_multiple_of(spec.sector.into()) {
         let error =
