@@ -2,6 +2,7 @@
 //!
 //! `nbd://host[:port]/export` and `nbd+unix:///export?socket=PATH`, as in the NBD project's `doc/uri.md`.
 
+use remoca_io::socket::PATH_BYTES_MAX;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -37,6 +38,8 @@ pub enum NbdUriError {
     Port,
     #[error("the NBD URI needs its socket: nbd+unix:///export?socket=PATH")]
     NoSocket,
+    #[error("the NBD URI's socket path has {0} bytes, at most {PATH_BYTES_MAX} are possible, and none of them zero")]
+    SocketPath(usize),
     #[error("the NBD URI has a parameter that is not known: {0:?}")]
     Parameter(String),
     #[error("the NBD URI has a %-escape that is not one")]
@@ -103,11 +106,16 @@ fn unix_server(query: &str) -> Result<NbdAddress, NbdUriError> {
     let mut socket = None;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         match parameter.split_once('=') {
-            Some(("socket", path)) if !path.is_empty() => socket = Some(PathBuf::from(unescape(path)?)),
+            Some(("socket", path)) if !path.is_empty() => socket = Some(socket_path(unescape(path)?)?),
             _ => return Err(NbdUriError::Parameter(parameter.to_owned())),
         }
     }
     socket.map(NbdAddress::Unix).ok_or(NbdUriError::NoSocket)
+}
+
+fn socket_path(path: String) -> Result<PathBuf, NbdUriError> {
+    let is_possible = path.len() <= PATH_BYTES_MAX && !path.contains('\0');
+    if is_possible { Ok(path.into()) } else { Err(NbdUriError::SocketPath(path.len())) }
 }
 
 fn unescape(text: &str) -> Result<String, NbdUriError> {
@@ -159,12 +167,16 @@ mod tests {
             ("nbd://host/?tls=1", Err(NbdUriError::Parameter("tls=1".into()))),
             ("nbd+unix:///disk", Err(NbdUriError::NoSocket)),
             ("nbd+unix:///disk?socket=", Err(NbdUriError::Parameter("socket=".into()))),
+            ("nbd+unix:///disk?socket=a%00", Err(NbdUriError::SocketPath(2))),
             ("nbd://host/%zz", Err(NbdUriError::Escape)),
             ("nbd://host/%f", Err(NbdUriError::Escape)),
             ("nbd://host/%ff", Err(NbdUriError::Escape)),
         ] {
             assert_eq!(uri.parse::<NbdUri>(), expected, "{uri}");
         }
+        let with_socket = |bytes| format!("nbd+unix:///?socket={}", "a".repeat(bytes)).parse::<NbdUri>();
+        assert_eq!(with_socket(PATH_BYTES_MAX), unix(&"a".repeat(PATH_BYTES_MAX), ""));
+        assert_eq!(with_socket(PATH_BYTES_MAX + 1), Err(NbdUriError::SocketPath(PATH_BYTES_MAX + 1)));
         let long = format!("nbd://host/{}", "a".repeat(EXPORT_LEN_MAX + 1));
         assert_eq!(long.parse::<NbdUri>(), Err(NbdUriError::ExportTooLong));
     }

@@ -191,6 +191,7 @@ fn exports_that_cannot_be_had() {
         ("nbd:///", WRONG, "names no host"),
         ("nbd+unix:///", WRONG, "needs its socket"),
         ("nbds://host/", WRONG, "is not supported"),
+        (&format!("nbd+unix:///?socket=/{}", "x".repeat(107)), WRONG, "socket path has 108 bytes, at most 107"),
         (&format!("nbd+unix:///?socket={nbd}"), FAILURE, nbd.as_str()),
     ] {
         let arguments = ["disk", "--image", image, "--socket", &socket, "--control", &control];
