@@ -22,7 +22,8 @@ fn disk() -> DiskStatus {
         shrunk_from_bytes: Some(8192),
         guest_sees_size: true,
         read_only: false,
-        store: "up".into(),
+        store: "waiting".into(),
+        store_error: Some("refused".into()),
         failed_flush: Some("ENOSPC".into()),
         cold_reason: None,
         attached: true,
@@ -137,7 +138,7 @@ fn a_status_is_this_line() {
         r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"granted_at_most_bytes":8192,"used_bytes":0,"local_wanted_bytes":12288,"local_granted_bytes":4096,"local_granted_at_most_bytes":12288,"local_server":"local:/l","admission":"reads","#,
         r#""insertion":"lru","lru_hit_ratio":0.5,"bimodal_hit_ratio":null,"hit_ratio":0.5},"#,
         r#""disks":[{"name":"a","image":"/a","socket":"/s","bytes":4096,"shrunk_from_bytes":8192,"#,
-        r#""guest_sees_size":true,"read_only":false,"store":"up","#,
+        r#""guest_sees_size":true,"read_only":false,"store":"waiting","store_error":"refused","#,
         r#""failed_flush":"ENOSPC","cold_reason":null,"attached":true,"outlives_crash":true,"swap_areas":1,"nbd_clients":null,"offers_more":true,"#,
         r#""traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}}],"#,
         r#""port":{"socket":"/p","attached":true,"outlives_crash":false,"nbd_clients":1,"offers_more":true,"#,
@@ -162,6 +163,7 @@ fn what_a_former_version_did_not_say_has_a_value() {
         r#""upgrades":2,"#,
         r#""started":"warm","cold_reason":null,"#,
         r#""failed_flush":"ENOSPC","cold_reason":null,"#,
+        r#","store_error":"refused""#,
         r#""swap_areas":1,"#,
         r#","traffic":{"reads":1,"read_bytes":4096,"reads_from_cache":1,"writes":2,"written_bytes":1024}"#,
         r#""agent_heard_s_ago":2,"#,
@@ -181,4 +183,5 @@ fn what_a_former_version_did_not_say_has_a_value() {
     assert!(status.migration.is_none() && status.disks[0].failed_flush.is_none() && status.disks[0].swap_areas == 0);
     assert!(status.pools.is_empty() && status.memory.guest_resident_bytes.is_none());
     assert!(status.disks[0].shrunk_from_bytes.is_none() && status.disks[0].guest_sees_size);
+    assert!(status.disks[0].store_error.is_none());
 }

@@ -201,11 +201,13 @@ pub struct Geometry {
 }
 
 /// Whether operations reach the storage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
     Up,
-    /// Operations wait for the server to come back.
-    Waiting,
+    /// Operations wait for the server to come back, or to offer what it did.
+    Waiting {
+        why: String,
+    },
 }
 
 /// One operation on a store. Offsets and lengths are in bytes.

@@ -10,6 +10,7 @@
 //! NBD cannot promise everything: see "NBD and lost connections" in `docs/decisions/0008-backing-stores.md`.
 
 mod hand_over;
+mod outage;
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -32,6 +33,7 @@ use super::range_lock::{Grant, Mode, RangeLocks};
 use super::{
     DataPath, Geometry, Identity, ImageStamp, OpenError, StoreCompletion, StoreError, StoreEvent, StoreHealth, StoreOp,
 };
+use outage::Outage;
 use remoca_io::buffer::IoBuffer;
 
 /// The most requests in flight to the server at once.
@@ -95,13 +97,6 @@ pub struct NbdStore {
     leave_at: Option<Instant>,
 }
 
-/// The time without a connection.
-struct Outage {
-    attempts: u32,
-    /// `None` while an attempt is in progress.
-    retry_at: Option<Instant>,
-}
-
 impl NbdStore {
     /// Connects and negotiates. Blocks, for at most ten seconds for each address of the server.
     ///
@@ -124,6 +119,9 @@ impl NbdStore {
 
     fn start(server: String, link: Link, export: Export, options: NbdOptions) -> Result<Self, OpenError> {
         let terms = Terms::agree(&server, export, options.read_only, options.write_through)?;
+        if !options.read_only && !terms.abilities.flush {
+            tracing::warn!(%server, "the NBD server has no flush: every write waits until it is durable");
+        }
         Ok(Self {
             server,
             export,
@@ -235,7 +233,7 @@ impl NbdStore {
             self.latch.fail(StoreError::IO);
         }
         self.queue_again();
-        self.outage = Some(Outage { attempts: 0, retry_at: Some(now + self.backoff.next_delay()) });
+        self.outage = Some(Outage::new(outage::explain(error), now + self.backoff.next_delay()));
     }
 
     fn queue_again(&mut self) {
@@ -251,16 +249,12 @@ impl NbdStore {
         self.queue.make_contiguous().sort_unstable_by_key(|key| tasks[*key].sequence);
     }
 
-    fn handle_failed_attempt(&mut self, now: Instant, error: &dyn std::fmt::Display) {
+    fn handle_failed_attempt(&mut self, now: Instant, why: String) {
         self.link.close();
-        let delay = self.backoff.next_delay();
-        if let Some(outage) = &mut self.outage {
-            outage.attempts += 1;
-            outage.retry_at = Some(now + delay);
-            // Logged only at powers of two, so that a long outage does not fill the log.
-            if outage.attempts.is_power_of_two() {
-                tracing::warn!(server = %self.server, %error, attempts = outage.attempts, "cannot reach the NBD server");
-            }
+        let retry_at = now + self.backoff.next_delay();
+        let Some(outage) = &mut self.outage else { return };
+        if let Some(attempts) = outage.end_attempt(why, retry_at) {
+            tracing::warn!(server = %self.server, attempts, "{}", outage.why());
         }
     }
 
@@ -268,10 +262,10 @@ impl NbdStore {
         let export = match self.link.advance_attempt(now) {
             Ok(None) => return,
             Ok(Some(export)) => export,
-            Err(error) => return self.handle_failed_attempt(now, &error),
+            Err(error) => return self.handle_failed_attempt(now, outage::explain(&error)),
         };
         match self.terms.agree_again(&self.server, export, self.options.write_through) {
-            Err(error) => self.handle_failed_attempt(now, &error),
+            Err(error) => self.handle_failed_attempt(now, outage::explain_refusal(&error)),
             Ok(terms) => {
                 let has_grown = terms.geometry.size != self.terms.geometry.size;
                 self.export = export;
@@ -350,7 +344,7 @@ impl DataPath for NbdStore {
         if let Some(outage) = self.outage.as_mut().filter(|outage| outage.retry_at.is_some_and(|due| due <= now)) {
             outage.retry_at = None;
             if let Err(error) = self.link.start_attempt(now) {
-                self.handle_failed_attempt(now, &error);
+                self.handle_failed_attempt(now, outage::explain(&error));
             }
         }
     }
@@ -362,7 +356,7 @@ impl DataPath for NbdStore {
     fn health(&self) -> StoreHealth {
         match &self.outage {
             None => StoreHealth::Up,
-            Some(_) => StoreHealth::Waiting,
+            Some(outage) => StoreHealth::Waiting { why: outage.why().into() },
         }
     }
 }

@@ -24,9 +24,6 @@ impl Terms {
         check_export(server, &export, read_only)?;
         let logical_sector = if export.block_min <= SECTOR_SIZE { SECTOR_SIZE } else { BLOCK_MIN_MAX };
         let abilities = Abilities::of(&export, logical_sector, write_through);
-        if !read_only && !abilities.flush {
-            tracing::warn!(server, "the NBD server has no flush: every write waits until it is durable");
-        }
         let geometry = Geometry {
             size: export.size,
             logical_sector,

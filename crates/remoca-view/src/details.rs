@@ -108,6 +108,7 @@ impl Lines {
         self.add("disk", format!("{name}: {image} ({bytes}{access}{swap}, {store}) at {socket}, {attached}"));
         let period_s = status.uptime_s - earlier.map_or(0.0, |earlier| earlier.uptime_s);
         self.add("", traffic_text(&traffic(disk, earlier), period_s));
+        disk.store_error.iter().for_each(|error| self.add("", error.clone()));
         if let Some(error) = &disk.failed_flush {
             let clear = format!("remoca set {vm} --clear-failed-flush {name}");
             self.add("", format!("a flush failed ({error}); all others fail until `{clear}`"));

@@ -6,6 +6,7 @@ use crate::vm::Vm;
 use remoca_disk::start::DiskOptions;
 use remoca_io::lock::{LockFailure, probe};
 use remoca_protocol::control::{DiskStatus, Status};
+use remoca_view::diagnosis::{WAITS, why_unreachable};
 use remoca_view::finding::Finding;
 use std::fs::{File, Metadata};
 use std::io::ErrorKind;
@@ -68,7 +69,7 @@ fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
     }
     match disk.store.as_str() {
         "up" => Finding::ok(what, format!("{image}, {}, locked by this process", show_size(disk.bytes))),
-        _ => Finding::failed(what, format!("{image}: its server cannot be reached"), "The guest waits until it can"),
+        _ => Finding::failed(what, why_unreachable(disk), WAITS),
     }
 }
 

@@ -246,6 +246,32 @@ fn a_clean_end_does_not_flush_where_a_loss_is_none() {
 }
 
 #[test]
+fn a_server_that_is_refused_is_told_from_one_that_is_away() {
+    let mut setup = start(NbdOffer::default(), "", &[]);
+    let control = setup.folder.path().join("control");
+    let error = || status(&control).disks[0].store_error.clone().unwrap_or_default();
+    assert_eq!(error(), "");
+    let (socket, away) = (setup.folder.path().join("nbd"), setup.folder.path().join("away"));
+    std::fs::rename(&socket, &away).unwrap();
+    setup.server.lose_power();
+    wait_until("it is away", || error().starts_with("the NBD server cannot be reached: No such file"));
+    setup.server.set_offer(NbdOffer { size: SIZE / 2, ..NbdOffer::default() });
+    std::fs::rename(&away, &socket).unwrap();
+    wait_until("it is another one", || error().contains("came back with another disk"));
+    let why = error();
+    assert!(why.starts_with("the NBD server cannot be used: "), "{why}");
+    assert!(setup.program.log().contains(&why), "{}", setup.program.log());
+    let control = control.to_str().unwrap();
+    for command in [&["status", "-v", control][..], &["check", "-o", "json", "--config", "/nonexistent", control]] {
+        let shown = run(command).stdout;
+        assert!(String::from_utf8_lossy(&shown).contains(&why), "{command:?}: {}", String::from_utf8_lossy(&shown));
+    }
+    setup.server.set_offer(NbdOffer { size: SIZE, ..NbdOffer::default() });
+    wait_until("it is as before", || error().is_empty());
+    setup.program.terminate();
+}
+
+#[test]
 fn what_is_for_nbd_images_is_refused_for_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

@@ -66,6 +66,10 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
 
 fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {
     let geometry = disk.store.geometry();
+    let (store, store_error) = match disk.store.health() {
+        StoreHealth::Up => ("up", None),
+        StoreHealth::Waiting { why } => ("waiting", Some(why)),
+    };
     DiskStatus {
         swap_areas: vm.engine.swap_areas(disk.number),
         name: disk.name.clone(),
@@ -75,10 +79,8 @@ fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {
         shrunk_from_bytes: vm.sizes.shrunk_from(at),
         guest_sees_size: disk.frontend.sees_size(),
         read_only: disk.frontend.is_read_only(),
-        store: match disk.store.health() {
-            StoreHealth::Up => "up".into(),
-            StoreHealth::Waiting => "waiting".into(),
-        },
+        store: store.into(),
+        store_error,
         failed_flush: failed_flush(disk, &vm.engine).map(|errno| std::io::Error::from_raw_os_error(errno).to_string()),
         cold_reason: vm.warmth.disk_reason(at),
         attached: disk.frontend.is_connected(),

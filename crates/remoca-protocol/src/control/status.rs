@@ -184,8 +184,11 @@ pub struct DiskStatus {
     #[serde(default = "yes")]
     pub guest_sees_size: bool,
     pub read_only: bool,
-    /// "up", or "waiting" while the server of the image cannot be reached.
+    /// "up", or "waiting" while the server of the image cannot be reached or used.
     pub store: String,
+    /// Why the store waits; `None` if it does not.
+    #[serde(default)]
+    pub store_error: Option<String>,
     /// Error of a failed flush or durable write. All flushes fail until the operator clears it.
     #[serde(default)]
     pub failed_flush: Option<String>,

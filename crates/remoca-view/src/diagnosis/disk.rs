@@ -13,6 +13,9 @@ const SLOW_US: f64 = 50_000.0;
 const SLOWER_TIMES: f64 = 5.0;
 const SLOWER_US: f64 = 5_000.0;
 
+/// What the guest of an unreachable image does.
+pub const WAITS: &str = "The guest waits until it is there as before";
+
 pub fn failed_flush(vm: &Vm, shown: &Shown) -> Option<Found> {
     let (disk, error) = first(shown, |disk| disk.failed_flush.as_ref())?;
     let DiskStatus { name, image, .. } = disk;
@@ -23,12 +26,16 @@ pub fn failed_flush(vm: &Vm, shown: &Shown) -> Option<Found> {
 
 pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
     let (disk, ()) = first(shown, |disk| is_unreachable(&shown.status, disk).then_some(()))?;
-    let found = format!("{}: its server cannot be reached", disk.image);
-    Some(Found::failed(
-        image_of(disk),
-        found,
-        "The guest waits until it can: look at that server, and at the way to it",
-    ))
+    let advice = format!("{WAITS}: look at that server, and at the way to it");
+    Some(Found::failed(image_of(disk), why_unreachable(disk), advice))
+}
+
+/// Returns in words why the image of a disk [cannot be reached](is_unreachable).
+#[must_use]
+pub fn why_unreachable(disk: &DiskStatus) -> String {
+    // A process of an earlier version does not say.
+    let why = disk.store_error.as_deref().unwrap_or("its server cannot be reached");
+    format!("{}: {why}", disk.image)
 }
 
 /// Returns whether the image of a disk cannot be reached. No one tries to while the disks are elsewhere, as the VM migrates.

@@ -10,7 +10,7 @@ mod found;
 mod guest;
 mod server;
 
-pub use disk::is_unreachable;
+pub use disk::{WAITS, is_unreachable, why_unreachable};
 pub use guest::{agent, attached, memory, needs_memory};
 
 use crate::figures::Figures;

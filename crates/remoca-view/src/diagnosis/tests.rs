@@ -119,6 +119,13 @@ fn each_fault_is_named_first() {
         set(status, "disk_errors", 1);
         set(status, "fetch_wrong", 12);
     });
+    expect_first("disk-unreachable", &["its server cannot be reached. The guest waits until"], |status| {
+        status.disks[0].store = "waiting".into();
+    });
+    expect_first("disk-unreachable", &["web1.img: the NBD server cannot be used: no flush. The guest"], |status| {
+        status.disks[0].store = "waiting".into();
+        status.disks[0].store_error = Some("the NBD server cannot be used: no flush".into());
+    });
     let words = ["failed 3 requests", "except for reads that a memory server answered", "-u remoca-disk@web001` names"];
     expect_first("disk-errors", &words, |status| {
         set(status, "disk_errors", 3);
