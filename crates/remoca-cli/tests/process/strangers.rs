@@ -8,10 +8,13 @@ use super::support::{folder, wait_until};
 use remoca_io::key;
 use remoca_io::secure::Connector;
 use std::io::{ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longer than anything that these tests wait for.
@@ -197,7 +200,7 @@ impl Relay {
                                 break;
                             }
                         }
-                        let _ = to.shutdown(std::net::Shutdown::Write);
+                        let _ = to.shutdown(Shutdown::Write);
                     });
                 }
             }
@@ -211,7 +214,7 @@ impl Relay {
 
     fn cut(&self) {
         for link in self.links.lock().unwrap().drain(..) {
-            let _ = link.shutdown(std::net::Shutdown::Both);
+            let _ = link.shutdown(Shutdown::Both);
         }
     }
 
@@ -329,6 +332,55 @@ fn a_migration_that_is_called_off_while_the_index_is_on_its_way_is_made_later() 
     drop(machine.move_to(other));
     expect_warm(&mut machine);
     machine.run_until_hits(50);
+    machine.finish();
+}
+
+/// Opens a link from a source that comes at `path` to the process behind `to`. Keeps what the source says from when `keeps` is set. Returns
+/// both ends and that.
+fn keep_back(path: &Path, to: &Path, keeps: &Arc<AtomicBool>) -> JoinHandle<(UnixStream, UnixStream, Vec<u8>)> {
+    let (listener, to, keeps) = (UnixListener::bind(path).unwrap(), to.to_owned(), Arc::clone(keeps));
+    std::thread::spawn(move || {
+        // Later connections are refused.
+        let (mut source, mut target) = (listener.accept().unwrap().0, UnixStream::connect(to).unwrap());
+        let (mut from, mut back) = (target.try_clone().unwrap(), source.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut from, &mut back));
+        let (mut bytes, mut kept) = ([0; 65536], Vec::new());
+        while let Ok(count @ 1..) = source.read(&mut bytes) {
+            match keeps.load(Ordering::SeqCst) {
+                true => kept.extend_from_slice(&bytes[..count]),
+                false => target.write_all(&bytes[..count]).unwrap(),
+            }
+        }
+        (source, target, kept)
+    })
+}
+
+/// No lock shows where these disks are. What their former owner said may arrive after the operator has taken them back.
+#[test]
+fn disks_that_were_taken_back_are_not_taken_by_a_process_that_hears_too_late_that_they_are_its_own() {
+    let (_server, mut machine) = machine(108);
+    let other = incoming(&machine, "b");
+    let (path, keeps) = (machine.folder.path().join("late"), Arc::default());
+    let link = keep_back(&path, &door(&machine, "b"), &keeps);
+    let said = migrate(&machine, &format!("unix:{}", path.display()));
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    keeps.store(true, Ordering::SeqCst);
+    machine.stop_queues();
+    wait_until("the disks go", || !has_disks(&machine.status()));
+    let control = machine.control();
+    // The other process would say that it lives. Its words no longer arrive.
+    let abort = run(&["migrate", control.to_str().unwrap(), "--abort"]);
+    expect_refusal(&abort, 1, &["it is too late to abort"]);
+    let back = run(&["migrate", control.to_str().unwrap(), "--take-back"]);
+    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    machine.start_queues();
+    let (_source, mut target, kept) = link.join().unwrap();
+    assert!(kept.len() > 10_000, "an index went");
+    target.write_all(&kept).unwrap();
+    target.shutdown(Shutdown::Write).unwrap();
+    wait_until("the end is heard", || news(&other.status()).contains("no connection to the source any more"));
+    assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
+    machine.run(10);
     machine.finish();
 }
 

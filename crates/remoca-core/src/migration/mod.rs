@@ -196,10 +196,10 @@ impl Ownership {
         self.state != State::Gone
     }
 
-    /// Returns whether the images are open here, and not only about to be.
+    /// Returns whether the disks are here, and not only about to be.
     #[must_use]
-    pub fn has_images(&self) -> bool {
-        !matches!(self.state, State::Gone | State::Entering { .. })
+    pub fn has_disks(&self) -> bool {
+        matches!(self.state, State::Own | State::Draining | State::Sending)
     }
 
     /// Returns whether this process had the disks and has given them away.
@@ -211,7 +211,7 @@ impl Ownership {
     /// Returns whether the peer gave the disks over this connection, and they are about to be locked: it may not quite have closed them.
     #[must_use]
     pub fn was_given(&self) -> bool {
-        matches!(self.state, State::Entering { given: true, .. })
+        matches!(self.state, State::Entering { ground: Ground::Given, .. })
     }
 
     /// Returns whether the disks are on their way to the peer.
@@ -346,8 +346,7 @@ impl Ownership {
         }
     }
 
-    /// Serves the guest if the images are open and ours, and otherwise gives them back or tries again. `now` is not later than the images
-    /// were opened.
+    /// Serves the guest if the images are open and ours, and otherwise gives them back or tries again.
     pub fn handle_locked(&mut self, now: Nanos, locked: Locked) {
         let State::Entering { warm, ground } = self.state else { return };
         let warm = warm && locked == Locked::Unchanged;

@@ -270,11 +270,8 @@ impl World {
         self.now = Nanos(self.now.0 + self.draw(4) * CONFIRMED_FOR);
         let other = &self.sides[1 - at];
         // Or is about to have them, because the operator said so.
-        let has_disks = match other.machine.state {
-            State::Own | State::Draining | State::Sending => true,
-            State::Entering { ground, .. } => ground == Ground::Free,
-            State::Confirming { .. } | State::Gone => false,
-        };
+        let is_told = matches!(other.machine.state, State::Entering { ground: Ground::Free, .. });
+        let has_disks = other.machine.has_disks() || is_told;
         if self.plan.lock_reaches || !self.sides[at].running || other.running || other.alive && has_disks {
             return false;
         }
@@ -576,7 +573,7 @@ fn images_that_neither_side_can_open_go_to_and_fro_with_a_pause() {
     }
     target.handle_message(Nanos(5), back);
     assert_eq!(drain(&mut target), [], "it has just failed");
-    assert!(target.holds() && !target.has_images() && !target.serves(), "nothing is open here meanwhile");
+    assert!(target.holds() && !target.has_disks() && !target.serves(), "nothing is open here meanwhile");
     // The operator need not wait for the end of the pause, nor is there anybody to give them back to then.
     let mut taken = target.clone();
     assert_eq!(taken.take_back(Nanos(6)), Ok(()));
@@ -630,7 +627,7 @@ fn what_no_lock_guards_is_served_once_the_peer_has_confirmed_it_within_a_second(
     target.handle_message(Nanos(0), Message::Yours { state: true });
     target.handle_locked(Nanos(5), Locked::Unchanged);
     assert_eq!(drain(&mut target), [Action::Lock, Action::Send(Message::Confirm)]);
-    assert!(!target.serves() && target.has_images());
+    assert!(target.holds() && !target.has_disks());
     assert_eq!(target.take_back(Nanos(5)), Err(NotTaken::PeerIsConnected));
     source.handle_message(Nanos(7), Message::Confirm);
     assert_eq!(drain(&mut source), [Action::Send(Message::Confirmed)]);

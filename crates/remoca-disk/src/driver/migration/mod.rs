@@ -313,7 +313,7 @@ impl Migration {
         if let Some(client) = client {
             client.answer(Reply::Error { error: format!("{name}: {why}") });
         }
-        let is_done = came && (self.ownership.serves() || self.ownership.is_leaving());
+        let is_done = came && self.ownership.has_disks();
         if linked_again {
             self.tell_missing(&name, why);
         } else if is_done || !self.ownership.is_linked() {
@@ -449,7 +449,7 @@ impl Migration {
 
     /// Returns the status of migration for the operator, or `None` if there is nothing to report.
     pub(super) fn status(&self) -> Option<MigrationStatus> {
-        self.connection.status(self.ownership.has_images(), self.news.as_ref())
+        self.connection.status(self.ownership.has_disks(), self.news.as_ref())
     }
 }
 
