@@ -57,7 +57,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "N", value_parser = parse_whole::<usize>)]
     threads: Option<usize>,
 
-    /// Maximum number of clients at a time
+    /// Maximum number of clients at a time, with those that are gone and whose pools are kept for them
     #[arg(long, value_name = "N", default_value_t = Limits::default().sessions, value_parser = parse_whole::<usize>)]
     max_clients: usize,
 

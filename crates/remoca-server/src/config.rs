@@ -36,7 +36,7 @@ pub enum PageLocking {
 /// Bounds on what peers can make the server hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of connections that have a pool.
+    /// Maximum number of clients that have a connection, or whose pools are kept for them.
     pub sessions: usize,
     /// Maximum number of connections between accept and session. One more ends the oldest of those that have not said
     /// HELLO.

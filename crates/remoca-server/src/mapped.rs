@@ -76,7 +76,7 @@ pub(crate) fn run(
     messages: mpsc::Receiver<MappedMessage>,
     stopped: watch::Receiver<()>,
 ) {
-    let mut registry = Registry::new(shared.config.grace);
+    let mut registry = Registry::new(shared.config.grace, Arc::clone(&shared.clients));
     for pool in left {
         let Identity { token, generation, .. } = pool.identity;
         let epoch = pool.epoch();
@@ -162,10 +162,7 @@ impl MappedWorker {
         let generation = pool.identity.generation;
         let arrived = match self.registry.borrow_mut().arrive(&hello, peer.clone(), generation, || pool) {
             Ok(arrived) => arrived,
-            Err(stale) => {
-                tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
-                return self.farewells.say(stream, ErrorCode::StaleEpoch);
-            }
+            Err(refused) => return self.farewells.say(stream, self.shared.refuse(&refused, &hello, &peer)),
         };
         // From here on, whatever ends this arrival makes the client leave.
         let mut attendance = Attendance { worker: Rc::clone(self), hello, left: Left::Vanished };
@@ -176,10 +173,6 @@ impl MappedWorker {
             let _cancelled = older.await;
             tracing::info!(peer, token = ?hello.token, "a newer connection replaced an older one");
         }
-        let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
-            tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
-            return self.farewells.say(stream, ErrorCode::Busy);
-        };
         let pages = arrived.pool.granted().0;
         tracing::info!(peer, token = ?hello.token, epoch = hello.epoch, pages, "session of a mapped pool begins");
         let stall_timeout = self.shared.config.limits.stall_timeout;
@@ -197,7 +190,7 @@ impl MappedWorker {
                 attendance.left = Left::ForGood;
             }
             // The memory is given back before the client is told.
-            drop((attendance, permit));
+            drop(attendance);
             if let Some(code) = code {
                 worker.farewells.say(stream, code);
             }
@@ -211,12 +204,14 @@ impl MappedWorker {
         if let Some(pool) = registry.find(&hello.token) {
             return Ok(Arc::clone(pool));
         }
-        let most = self.shared.config.limits.sessions;
+        let Shared { arena, helpers, quota, server_id, config, clients } = &*self.shared;
+        let most = config.limits.sessions;
         // Each of those that are ending may have a thread that waits for its client.
-        if registry.pools().count() >= most || self.ending.borrow().len() >= most {
-            return Err(std::io::Error::other(format!("there are {most} mapped pools (--max-clients)")));
+        if clients.available_permits() == 0 || self.ending.borrow().len() >= most {
+            return Err(std::io::Error::other(format!(
+                "there are {most} clients, or as many pools that are ending (--max-clients)"
+            )));
         }
-        let Shared { arena, helpers, quota, server_id, config, .. } = &*self.shared;
         let quota = if config.quota_bytes.is_some() { *quota } else { (*quota).min(reserved_at_most(most)) };
         let identity = Identity { token: hello.token, server_id: *server_id, generation: random_generation()? };
         Ok(Arc::new(MappedPool::new(identity, Arc::clone(arena), Arc::clone(helpers), quota)?))
@@ -379,10 +374,10 @@ mod tests {
             limits: Limits::default(),
         };
         let arena = Arena::new(config.memory_bytes, config.locking, &mut |_| ()).unwrap();
-        let (helpers, sessions) = (Arc::new(Helpers::new()), Arc::new(Semaphore::new(1)));
-        let registry = RefCell::new(Registry::new(config.grace));
+        let (helpers, clients) = (Arc::new(Helpers::new()), Arc::new(Semaphore::new(1)));
+        let registry = RefCell::new(Registry::new(config.grace, Arc::clone(&clients)));
         let (quota, server_id) = (PageCount(1024), ServerId([1; 16]));
-        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, sessions });
+        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, clients });
         Rc::new(MappedWorker {
             shared,
             keeper: Keeper::default(),
@@ -404,7 +399,7 @@ mod tests {
         (arrived.pool, Attendance { worker: Rc::clone(worker), hello, left: Left::Vanished })
     }
 
-    /// Tests a pool that is ended between the end of an older session and the refusal of the newer one.
+    /// Tests a pool that is ended while its client's session ends.
     #[test]
     fn a_pool_that_has_ended_does_not_wait_for_its_client() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

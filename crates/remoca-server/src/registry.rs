@@ -5,13 +5,17 @@
 //! 1. A pool has at most one session: [`Registry::arrive`] returns the older one, to be ended before the newer begins.
 //! 2. A session whose epoch is not the pool's latest changes nothing, whatever it still reports.
 //! 3. A pool whose client is gone is freed after the grace time; a pool without slots or an operator's limit, at once.
+//! 4. Each pool has one of the permits of all clients, as long as it is kept: nobody takes the place of a client that may come back. A
+//!    client that is refused changes nothing.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use remoca_protocol::{Hello, PageCount, PoolGeneration, Token};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -53,6 +57,8 @@ impl Handle for Rc<RefCell<Pool>> {
 
 pub(crate) struct Registry<P> {
     grace: Duration,
+    /// One permit for each client that may have a pool, on any thread.
+    clients: Arc<Semaphore>,
     pools: HashMap<Token, Entry<P>>,
     /// Totals of freed pools, and of sessions.
     totals: Totals,
@@ -65,6 +71,8 @@ struct Entry<P> {
     epoch: u64,
     peer: String,
     presence: Presence,
+    /// `None` for a pool of a former server that allowed more clients.
+    permit: Option<OwnedSemaphorePermit>,
 }
 
 enum Presence {
@@ -84,10 +92,13 @@ pub(crate) struct Arrived<P> {
     pub(crate) older: Option<JoinHandle<()>>,
 }
 
-/// Refusal of an arriving client whose epoch is not newer than the latest.
+/// Why an arriving client is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct StaleEpoch {
-    pub(crate) latest: u64,
+pub(crate) enum Refused {
+    /// Its epoch is not newer than the latest.
+    StaleEpoch { latest: u64 },
+    /// There are as many clients as there may be.
+    Full,
 }
 
 /// How a client left.
@@ -100,8 +111,8 @@ pub(crate) enum Left {
 }
 
 impl<P: Handle> Registry<P> {
-    pub(crate) fn new(grace: Duration) -> Self {
-        Self { grace, pools: HashMap::new(), totals: Totals::default() }
+    pub(crate) fn new(grace: Duration, clients: Arc<Semaphore>) -> Self {
+        Self { grace, clients, pools: HashMap::new(), totals: Totals::default() }
     }
 
     /// Returns the pool of a client, or `None` if it has none.
@@ -116,8 +127,9 @@ impl<P: Handle> Registry<P> {
 
     /// Adds a pool whose client was here before this server started, and waits for the client for the grace time.
     pub(crate) fn expect(&mut self, token: Token, pool: P, generation: PoolGeneration, epoch: u64, now: Instant) {
-        let presence = Presence::Vanished(now + self.grace);
-        self.pools.insert(token, Entry { pool, generation, epoch, peer: "kept over a restart".into(), presence });
+        let (peer, presence) = ("kept over a restart".into(), Presence::Vanished(now + self.grace));
+        let permit = Arc::clone(&self.clients).try_acquire_owned().ok();
+        self.pools.insert(token, Entry { pool, generation, epoch, peer, presence, permit });
     }
 
     /// Removes a pool without a client, and returns it. Returns `None` if its client is here, or there is none.
@@ -137,19 +149,25 @@ impl<P: Handle> Registry<P> {
         peer: String,
         fresh: PoolGeneration,
         create: impl FnOnce() -> P,
-    ) -> Result<Arrived<P>, StaleEpoch> {
+    ) -> Result<Arrived<P>, Refused> {
         if let Some(entry) = self.pools.get(&hello.token)
             && hello.epoch <= entry.epoch
         {
-            return Err(StaleEpoch { latest: entry.epoch });
+            return Err(Refused::StaleEpoch { latest: entry.epoch });
         }
+        let permit = match self.pools.get_mut(&hello.token).and_then(|entry| entry.permit.take()) {
+            Some(permit) => permit,
+            None => Arc::clone(&self.clients).try_acquire_owned().map_err(|_| Refused::Full)?,
+        };
         let entry = self.pools.entry(hello.token).or_insert_with(|| Entry {
             pool: create(),
             generation: fresh,
             epoch: hello.epoch,
             peer: String::new(),
             presence: Presence::Arriving,
+            permit: None,
         });
+        entry.permit = Some(permit);
         entry.epoch = hello.epoch;
         entry.peer = peer;
         self.totals.sessions += 1;
@@ -267,8 +285,6 @@ fn totals_of(pool: &Pool) -> Totals {
 mod tests {
     use remoca_protocol::VERSIONS;
 
-    use std::sync::Arc;
-
     use super::*;
     use crate::arena::Arena;
     use crate::config::PageLocking;
@@ -293,18 +309,59 @@ mod tests {
         }
     }
 
+    /// Returns a registry for one client at a time.
     fn registry() -> Setup {
         let arena = Arena::new(4 << 20, PageLocking::Unlocked, &mut |_| ()).expect("4 MiB");
-        Setup { arena, registry: Registry::new(GRACE) }
+        Setup { arena, registry: Registry::new(GRACE, Arc::new(Semaphore::new(1))) }
     }
 
     fn hello(epoch: u64) -> Hello {
         Hello { versions: VERSIONS, token: Token([1; 16]), epoch }
     }
 
-    fn arrive(setup: &mut Setup, epoch: u64) -> Result<Arrived<Rc<RefCell<Pool>>>, StaleEpoch> {
-        let pool = Rc::new(RefCell::new(Pool::new(Arc::clone(&setup.arena), PageCount(1024))));
-        setup.registry.arrive(&hello(epoch), "test".into(), PoolGeneration(100 + epoch), || pool)
+    fn pool(setup: &Setup) -> Rc<RefCell<Pool>> {
+        Rc::new(RefCell::new(Pool::new(Arc::clone(&setup.arena), PageCount(1024))))
+    }
+
+    fn arrive_as(setup: &mut Setup, hello: &Hello) -> Result<Arrived<Rc<RefCell<Pool>>>, Refused> {
+        let pool = pool(setup);
+        setup.registry.arrive(hello, "test".into(), PoolGeneration(100 + hello.epoch), || pool)
+    }
+
+    fn arrive(setup: &mut Setup, epoch: u64) -> Result<Arrived<Rc<RefCell<Pool>>>, Refused> {
+        arrive_as(setup, &hello(epoch))
+    }
+
+    #[test]
+    fn nobody_takes_the_place_of_a_client_whose_pool_is_kept() {
+        let mut registry = registry();
+        let (now, other) = (Instant::now(), Hello { token: Token([2; 16]), ..hello(1) });
+        arrive(&mut registry, 1).expect("new").pool.borrow_mut().resize(PageCount(600)).expect("room");
+        assert_eq!(arrive_as(&mut registry, &other).err(), Some(Refused::Full), "while it is here");
+        registry.leave(&hello(1), Left::Vanished, now);
+        assert_eq!(arrive_as(&mut registry, &other).err(), Some(Refused::Full), "while it may come back");
+        let again = arrive(&mut registry, 2).expect("its own place");
+        assert_eq!(again.pool.borrow().npages(), PageCount(600));
+        registry.leave(&hello(2), Left::Vanished, now);
+        registry.expire(now + GRACE);
+        assert!(arrive_as(&mut registry, &other).is_ok(), "when it did not come back");
+        registry.leave(&other, Left::Vanished, now);
+        assert!(arrive(&mut registry, 3).is_ok(), "a client without a pool leaves its place");
+    }
+
+    /// Tests the pools of a former server that allowed more clients.
+    #[test]
+    fn a_client_that_is_refused_does_not_put_off_the_end_of_its_pool() {
+        let mut registry = registry();
+        let (now, other) = (Instant::now(), Hello { token: Token([2; 16]), ..hello(1) });
+        arrive_as(&mut registry, &other).expect("new");
+        let kept = pool(&registry);
+        kept.borrow_mut().resize(PageCount(600)).expect("room");
+        registry.expect(hello(1).token, kept, PoolGeneration(101), 1, now);
+        assert_eq!(arrive(&mut registry, 2).err(), Some(Refused::Full));
+        assert_eq!(registry.next_expiry(), Some(now + GRACE));
+        registry.leave(&other, Left::Vanished, now);
+        assert_eq!(arrive(&mut registry, 2).expect("a place is free").generation, PoolGeneration(101));
     }
 
     #[test]
@@ -332,10 +389,10 @@ mod tests {
     fn an_epoch_is_used_once() {
         let mut registry = registry();
         arrive(&mut registry, 5).expect("new").pool.borrow_mut().resize(PageCount(1)).expect("room");
-        assert_eq!(arrive(&mut registry, 5).err(), Some(StaleEpoch { latest: 5 }));
-        assert_eq!(arrive(&mut registry, 4).err(), Some(StaleEpoch { latest: 5 }));
+        assert_eq!(arrive(&mut registry, 5).err(), Some(Refused::StaleEpoch { latest: 5 }));
+        assert_eq!(arrive(&mut registry, 4).err(), Some(Refused::StaleEpoch { latest: 5 }));
         registry.leave(&hello(5), Left::Vanished, Instant::now());
-        assert_eq!(arrive(&mut registry, 5).err(), Some(StaleEpoch { latest: 5 }));
+        assert_eq!(arrive(&mut registry, 5).err(), Some(Refused::StaleEpoch { latest: 5 }));
         assert!(arrive(&mut registry, 6).is_ok());
     }
 

@@ -96,8 +96,8 @@ impl Server {
         let control = control_address.as_ref().map(BoundListener::bind).transpose()?;
         let commands = config.control.as_deref().and_then(bind_commands);
 
-        let sessions = Arc::new(Semaphore::new(config.limits.sessions));
-        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, sessions });
+        let clients = Arc::new(Semaphore::new(config.limits.sessions));
+        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, clients });
         let (stop, stopped) = watch::channel(());
         let (senders, mut threads) = start_workers(&shared, &stopped)?;
         let (mapped, thread) = start_mapped(&shared, keeper, left, &stopped)?;

@@ -22,7 +22,7 @@ use crate::arena::Arena;
 use crate::config::Config;
 use crate::helpers::Helpers;
 use crate::pool::Pool;
-use crate::registry::{Left, Registry};
+use crate::registry::{Left, Refused, Registry};
 use crate::session::{Session, SessionEnd, Told};
 use crate::status::WorkerReport;
 use crate::stream::{DetachedStream, Stream};
@@ -41,8 +41,24 @@ pub(crate) struct Shared {
     pub(crate) helpers: Arc<Helpers>,
     pub(crate) quota: PageCount,
     pub(crate) server_id: ServerId,
-    /// One permit for each session that may exist.
-    pub(crate) sessions: Arc<Semaphore>,
+    /// One permit for each client that may have a pool.
+    pub(crate) clients: Arc<Semaphore>,
+}
+
+impl Shared {
+    /// Logs why a client is refused, and returns what it is told.
+    pub(crate) fn refuse(&self, refused: &Refused, hello: &Hello, peer: &str) -> ErrorCode {
+        match refused {
+            Refused::StaleEpoch { latest } => {
+                tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest, "stale epoch");
+                ErrorCode::StaleEpoch
+            }
+            Refused::Full => {
+                tracing::warn!(peer, most = self.config.limits.sessions, "too many clients: connection refused");
+                ErrorCode::Busy
+            }
+        }
+    }
 }
 
 pub(crate) enum Message {
@@ -66,7 +82,7 @@ pub(crate) fn run(
     messages: mpsc::Receiver<Message>,
     stopped: watch::Receiver<()>,
 ) {
-    let registry = Registry::new(shared.config.grace);
+    let registry = Registry::new(shared.config.grace, Arc::clone(&shared.clients));
     let (registry, farewells) = (RefCell::new(registry), Farewells::new());
     let worker = Rc::new(Worker { shared, registry, left: Notify::new(), farewells });
     let sessions = LocalSet::new();
@@ -115,10 +131,7 @@ impl Worker {
         let create = || Rc::new(RefCell::new(Pool::new(Arc::clone(&self.shared.arena), self.shared.quota)));
         let arrived = match self.registry.borrow_mut().arrive(&hello, peer.clone(), fresh, create) {
             Ok(arrived) => arrived,
-            Err(stale) => {
-                tracing::warn!(peer, token = ?hello.token, epoch = hello.epoch, latest = stale.latest, "stale epoch");
-                return self.farewells.say(stream, ErrorCode::StaleEpoch);
-            }
+            Err(refused) => return self.farewells.say(stream, self.shared.refuse(&refused, &hello, &peer)),
         };
         // From here on, whatever ends this arrival makes the client leave.
         let mut attendance = Attendance { worker: Rc::clone(self), hello, left: Left::Vanished };
@@ -128,10 +141,6 @@ impl Worker {
             let _cancelled = older.await;
             tracing::info!(peer, token = ?hello.token, "a newer connection replaced an older one");
         }
-        let Ok(permit) = Arc::clone(&self.shared.sessions).try_acquire_owned() else {
-            tracing::warn!(peer, most = self.shared.config.limits.sessions, "too many sessions: connection refused");
-            return self.farewells.say(stream, ErrorCode::Busy);
-        };
         let welcome = self.welcome(&arrived.pool.borrow(), arrived.generation);
         let stall_timeout = self.shared.config.limits.stall_timeout;
         let session = Session::new(stream, buffer, arrived.pool, stall_timeout, Told::new(peer, hello));
@@ -139,7 +148,7 @@ impl Worker {
             if let SessionEnd::Bye = session.run(welcome).await {
                 attendance.left = Left::ForGood;
             }
-            drop((attendance, permit));
+            drop(attendance);
         });
         self.registry.borrow_mut().settle(&hello, task);
     }

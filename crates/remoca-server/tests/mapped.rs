@@ -553,14 +553,13 @@ fn all_clients_count_against_the_same_maximum() {
     assert_eq!(refused(3), Some(ErrorCode::Busy));
     drop(first);
     wait_for(&setup.server, "the server has noticed", |status| status.pools.iter().any(|pool| !pool.connected));
-    // Pools without a client count as well: each has descriptors.
-    let mut second = Mapped::connect(&setup.path, token(4), 1);
-    second.resize(1);
-    drop(second);
-    wait_for(&setup.server, "the server has noticed", |status| {
-        status.pools.iter().filter(|pool| !pool.connected).count() == 2
-    });
-    assert_eq!(refused(5), Some(ErrorCode::Busy));
+    // Its pool is kept for it, and so is its place.
+    assert_eq!(refused(4), Some(ErrorCode::Busy));
+    assert_eq!(Mapped::connect(&setup.path, token(2), 2).welcome.npages, PageCount(1));
+    paged.send(&[Frame::Bye]);
+    paged.expect_closed();
+    wait_for(&setup.server, "a place is free", |status| status.pools.len() == 1);
+    assert_eq!(refused(5), None);
 }
 
 /// The server maps each pool as large as it may become, and has 128 TiB of addresses for all of them.

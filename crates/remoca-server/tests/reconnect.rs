@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{Client, config, encode, moved, page, request, send_page, start, token, wait_for};
 use remoca_protocol::{ErrorCode, Frame, PageCount, SendCount};
-use remoca_server::{Config, ListenAddress, PageLocking};
+use remoca_server::{Config, Limits, ListenAddress, PageLocking};
 
 #[test]
 fn a_client_that_vanished_finds_its_pages() {
@@ -24,6 +24,24 @@ fn a_client_that_vanished_finds_its_pages() {
     assert_eq!(second.sends_received, SendCount(100));
     assert_eq!((second.server_id, second.pool_generation), (first.server_id, first.pool_generation));
     (0..100).for_each(|slot| client.expect_held(slot, slot));
+}
+
+#[test]
+fn a_client_whose_pool_is_kept_is_not_refused_for_others() {
+    let limits = Limits { sessions: 1, ..Limits::default() };
+    let server = start(Config { limits, ..config() });
+    let mut client = Client::with_pages(&server, token(1), 10);
+    client.store(0, 5);
+    client.barrier();
+    drop(client);
+    wait_for(&server, "the server has noticed", |status| !status.pools[0].connected);
+    let mut other = Client::connect(&server);
+    let versions = remoca_protocol::VERSIONS;
+    other.send(&[Frame::Hello(remoca_protocol::Hello { versions, token: token(2), epoch: 1 })]);
+    other.expect_error(ErrorCode::Busy);
+    let (mut client, welcome) = Client::greeted(&server, token(1), 2);
+    assert_eq!(welcome.npages, PageCount(10));
+    client.expect_held(0, 5);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::restart::describe as damage;
 use super::support::fake_server::{FakeServer, Lie};
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run};
-use super::support::wait_until;
+use super::support::{folder, wait_until};
 use remoca_protocol::{Frame, Hello, PageCount, RequestId, Token, VERSIONS};
 use remoca_store::testing::hold_port;
 use std::io::{Read, Write};
@@ -231,6 +231,28 @@ fn a_donor_is_emptied() {
     machine.run(20);
     assert_eq!(pool_at(&machine), Some(addresses[1].clone()), "a longer list is no reason to move");
     machine.finish();
+}
+
+#[test]
+fn a_full_server_has_a_place_for_the_process_whose_pool_it_keeps() {
+    let folder = folder();
+    let server = Serve::start_with(folder.path(), "16M", &["--max-clients", "1", "--grace", "3600s"]);
+    let address = server.address.clone();
+    let mut first = machine(folder, &[&address], Setup { seed: 79, ..Setup::default() });
+    first.run_until_hits(200);
+    first.settle();
+    let token = token_at(&server);
+    first.program.kill();
+    wait_until("the server has noticed", || server.status()["pools"][0]["connected"] == false);
+    let other = Machine::start(Setup { server: Some(address.clone()), seed: 80, ..Setup::default() });
+    wait_until("another process is refused", || !error_of(&other, &address).is_empty());
+    first.restart();
+    first.pages_sent = 0;
+    assert_eq!(first.status().started, "warm", "{}", first.program.log());
+    first.run_until_hits(50);
+    assert_eq!(token_at(&server), token);
+    other.finish();
+    first.finish();
 }
 
 /// A VM that wants more than it has asks again and again.
