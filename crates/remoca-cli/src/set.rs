@@ -6,6 +6,7 @@ use crate::size::{parse_size, show_size};
 use anyhow::{Result, bail};
 use clap::Args;
 use remoca_io::address::Endpoint;
+use remoca_io::show::sentence;
 use remoca_protocol::control::{Command, KnownServerStatus, PoolStatus, Status};
 use std::io::Write;
 use std::path::Path;
@@ -156,11 +157,6 @@ fn answers(server: &KnownServerStatus) -> bool {
 /// Returns why a server does not answer.
 fn reason(server: &KnownServerStatus) -> &str {
     server.error.as_deref().unwrap_or("no answer yet")
-}
-
-/// Returns a text with a mark at its end. A reason may be a question already.
-fn sentence(text: &str) -> String {
-    if text.ends_with(['.', '?']) { text.into() } else { format!("{text}.") }
 }
 
 /// Waits until the memory server has granted what is wanted, but not for long. Returns the status then.

@@ -1,4 +1,4 @@
-//! Sizes as people read them, in status, messages and logs, and as commands take them.
+//! Sizes as people read them, in status, messages and logs, and as commands take them; and reasons as sentences.
 
 /// Returns a size as text with at most four digits and a unit, such as `1.5G`.
 #[must_use]
@@ -13,6 +13,12 @@ pub fn show_size(bytes: u64) -> String {
     }
     let digits = usize::from(unit > 0 && value < 10.0 && value.fract() > 0.05);
     format!("{value:.digits$}{}", UNITS[unit])
+}
+
+/// Returns a text with a mark at its end. A reason may be a question already.
+#[must_use]
+pub fn sentence(text: &str) -> String {
+    if text.ends_with(['.', '?']) { text.into() } else { format!("{text}.") }
 }
 
 /// Returns a size as text that commands and files take, and read back exactly: with the largest unit that divides it.

@@ -1,5 +1,6 @@
 //! What was found about one thing: a line of `remoca check`.
 
+use remoca_io::show::sentence;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -33,6 +34,15 @@ impl Finding {
     pub fn failed(what: impl Into<String>, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { level: Level::Failed, ..Self::warning(what, found, advice) }
     }
+
+    /// Returns what was found, and what to do about it.
+    #[must_use]
+    pub fn said(&self) -> String {
+        match &self.advice {
+            Some(advice) => format!("{} {advice}", sentence(&self.found)),
+            None => self.found.clone(),
+        }
+    }
 }
 
 impl Level {
@@ -49,8 +59,6 @@ impl Level {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let level = self.level.word();
-        write!(f, "{level:<8} {}: {}", self.what, self.found)?;
-        self.advice.iter().try_for_each(|advice| write!(f, ". {advice}"))
+        write!(f, "{:<8} {}: {}", self.level.word(), self.what, self.said())
     }
 }

@@ -21,8 +21,8 @@ use clap::Args;
 use remoca_disk::link;
 use remoca_io::address::Endpoint;
 use remoca_io::control::left;
-use remoca_protocol::control::{CacheStatus, KnownServerStatus, Status};
-use remoca_view::diagnosis::{self, Problem};
+use remoca_protocol::control::{CacheStatus, KnownServerStatus, Status, TOO_MANY_CLIENTS};
+use remoca_view::diagnosis::{self, MORE_CLIENTS, Problem};
 use remoca_view::finding::{Finding, Level};
 use std::io::Write;
 use std::time::Duration;
@@ -243,14 +243,21 @@ fn of_server(server: &Asked, asked: &[Asked], running: Option<&Status>) -> Findi
         Err(error) => {
             let name = endpoint.to_string();
             let mut pools = running.iter().flat_map(|status| &status.pools);
+            let is_full = diagnosis::has_too_many_clients(error);
             let meanwhile = match pools.find(|pool| pool.server == name) {
                 Some(pool) if pool.state == "away" => "Its pool is in use meanwhile, but cannot grow".to_owned(),
+                // This question was one client more.
+                Some(pool) if is_full => {
+                    let found = format!("has a pool of {} for it; {TOO_MANY_CLIENTS}", show_size(pool.granted_bytes));
+                    return Finding::ok(what, found);
+                }
                 None if granted > 0 => {
                     format!("The others have granted {} of the {} wanted", show_size(granted), show_size(*wanted))
                 }
                 _ => "Reads go to the disk meanwhile".to_owned(),
             };
-            return Finding::warning(what, error.clone(), meanwhile);
+            let advice = if is_full { format!("{meanwhile}. {MORE_CLIENTS}") } else { meanwhile };
+            return Finding::warning(what, error.clone(), advice);
         }
     };
     // A cache is made of the pools of several servers.
@@ -317,6 +324,12 @@ mod tests {
         let said = |running: Option<&Status>| of_server(&spare, &[], running).advice.unwrap();
         assert_eq!(said(Some(&status)), "The others have granted 8G of the 8G wanted");
         assert_eq!(said(None), "Reads go to the disk meanwhile");
+        // One that has no place for a client more.
+        let full = |endpoint| Asked { answer: Err(format!("refused: {TOO_MANY_CLIENTS}")), ..asked(endpoint, 0) };
+        let told = |endpoint| of_server(&full(endpoint), &[], Some(&status)).to_string();
+        assert!(told("tcp:donor1:7070").starts_with("ok "), "{}", told("tcp:donor1:7070"));
+        let words = format!("(--max-clients there). The others have granted 8G of the 8G wanted. {MORE_CLIENTS}");
+        assert!(told("tcp:donor3:7070").ends_with(&words), "{}", told("tcp:donor3:7070"));
         status.pools[0].state = "away".into();
         assert!(advice(&status).starts_with("Its pool is in use"));
     }

@@ -113,7 +113,7 @@ fn servers_of_no_use_are_passed_over_and_named() {
         (fake(Lie::OtherVersion, "f1"), "speaks protocol versions 7 to 9"),
         (fake(Lie::Mute, "f2"), "does not answer"),
         (fake(Lie::GarbageGreeting, "f3"), "is no memory server"),
-        (fake(Lie::Busy, "f4"), "refused this session: Busy"),
+        (fake(Lie::Busy, "f4"), "it has as many clients as it takes (--max-clients there)"),
     ];
     let mut real = serve(folder.path(), "real", "16M");
     let mut addresses: Vec<&str> = fakes.iter().map(|(fake, _)| fake.address.as_str()).collect();
@@ -131,6 +131,8 @@ fn servers_of_no_use_are_passed_over_and_named() {
     for (fake, words) in &fakes {
         let lines: Vec<_> = log.lines().filter(|line| line.contains(&format!("{} ", fake.address))).collect();
         assert!(lines.len() == 1 && lines[0].contains(words), "one line for each server: {lines:#?}");
+        let (reason, _) = lines[0].split_once(" It is passed over").unwrap();
+        assert!(reason.ends_with(['.', '?']), "{reason}");
     }
     let full = run(&["status", machine.control().to_str().unwrap(), "-v"]);
     let full = String::from_utf8(full.stdout).unwrap();

@@ -7,6 +7,7 @@ use super::memory::{Passed, PoolMemory};
 use remoca_core::engine::ServerNumber;
 use remoca_core::units::PageCount;
 use remoca_io::address::Endpoint;
+use remoca_io::show::sentence;
 use remoca_io::wake;
 use remoca_protocol::{SendCount, Welcome};
 use std::mem::discriminant;
@@ -106,7 +107,7 @@ impl ServerLink {
                 (false, false, true) => "Reads go to the disk; trying again.",
                 (false, false, false) => "It is passed over; trying again later.",
             };
-            tracing::warn!("{error} {next}");
+            tracing::warn!("{} {next}", sentence(&error.to_string()));
         }
         server.error = Some(error);
     }

@@ -6,6 +6,7 @@ use remoca_core::engine::ServerNumber;
 use remoca_core::units::PAGE_SIZE_U64;
 use remoca_io::address::{Endpoint, limit_unsent};
 use remoca_io::passed::{AnswerError, MappedAnswer, receive_mapped_answer};
+use remoca_protocol::control::TOO_MANY_CLIENTS;
 use remoca_protocol::{ErrorCode, Frame, Hello, MAPPED_VERSIONS, Token, VERSIONS, VersionRange, Welcome, decode};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -175,7 +176,7 @@ pub enum LinkError {
     Version { endpoint: Endpoint, server_low: u16, server_high: u16, own_low: u16, own_high: u16 },
     #[error("the memory server at {0} accepts connections, but does not answer: is it stopped, or overloaded?")]
     Silent(Endpoint),
-    #[error("the memory server at {0} refused this session: {1:?}")]
+    #[error("the memory server at {} refused this session: {}", .0, refusal(.1))]
     Refused(Endpoint, ErrorCode),
     #[error("what listens at {0} is no memory server: {1}")]
     Protocol(Endpoint, String),
@@ -187,6 +188,14 @@ pub enum LinkError {
     Memory(Endpoint, #[source] MemoryError),
     #[error("lost the memory server at {0}: {1}")]
     Lost(Endpoint, String),
+}
+
+/// Returns why a server refuses a session.
+fn refusal(code: &ErrorCode) -> String {
+    match code {
+        ErrorCode::Busy => TOO_MANY_CLIENTS.into(),
+        other => format!("{other:?}"),
+    }
 }
 
 /// Connects, and makes this process the owner of the memory if the pool is mapped.

@@ -197,7 +197,7 @@ fn it_is_known_why_a_server_that_is_away_does_not_come_back() {
     let mut link = network.link();
     assert_eq!(lose(&mut link, &network), None);
     let mut now = Instant::now();
-    for (refuses, why) in [(false, "cannot be reached"), (true, "refused this session: Busy")] {
+    for (refuses, why) in [(false, "cannot be reached"), (true, "as many clients as it takes")] {
         network.0.lock().unwrap().refuses = refuses;
         now = link.next_deadline(now).unwrap();
         assert_eq!(link.run_timers(now), None);

@@ -26,6 +26,8 @@ pub const LINE_BYTES_MAX: usize = 8192;
 pub const REPLY_BYTES_MAX: usize = 4 << 20;
 /// Why an upgrade is refused that may be asked for again soon.
 pub const UPGRADE_UNDER_WAY: &str = "another upgrade is under way";
+/// End of the reason why a memory server is not used that has no place for another client.
+pub const TOO_MANY_CLIENTS: &str = "it has as many clients as it takes (--max-clients there)";
 /// Maximum time for a command to arrive, and for its answer to be received.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum time for the answer to an upgrade. The new program sends it, after the old one has drained its requests.

@@ -12,6 +12,7 @@ mod server;
 
 pub use disk::{WAITS, is_unreachable, why_unreachable};
 pub use guest::{agent, attached, memory, needs_memory};
+pub use server::{MORE_CLIENTS, has_too_many_clients};
 
 use crate::figures::Figures;
 use crate::finding::{Finding, Level};
@@ -220,8 +221,8 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<8} {}: {}", self.finding.level.word(), self.whose(), self.found())?;
-        self.finding.advice.iter().try_for_each(|advice| write!(f, ". {advice}"))
+        let Self { finding, .. } = self;
+        write!(f, "{:<8} {}: {}: {}", finding.level.word(), self.whose(), finding.what, finding.said())
     }
 }
 

@@ -5,13 +5,15 @@ use crate::figures::ServerState;
 use crate::shown::Shown;
 use crate::text::{count_of, milliseconds};
 use crate::vm::Vm;
-use remoca_io::show::{exact_size, show_size};
-use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus, Status};
+use remoca_io::show::{exact_size, sentence, show_size};
+use remoca_protocol::control::{KnownServerStatus, NormalLatency, ServerStatus, Status, TOO_MANY_CLIENTS};
 
 /// Usual time of a read from a memory server up to which it is as fast as it should be, in microseconds.
 const FAST_US: f64 = 1_000.0;
 /// Reads from which on a share of them is told of.
 const ENOUGH: u64 = 100;
+/// What to do about a server that has no place for another client.
+pub const MORE_CLIENTS: &str = "Start `remoca serve` there with a larger --max-clients, or name another server";
 
 pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.wrong_pages, vm.lately.period());
@@ -105,13 +107,21 @@ fn is_missing(server: &KnownServerStatus) -> bool {
 }
 
 fn not_connected(shown: &Shown, endpoint: &str, reason: &str, meanwhile: &str) -> Found {
-    let end = if reason.ends_with(['.', '?']) { "" } else { "." };
-    let advice = format!(
-        "Does `remoca serve` run there (`systemctl status remoca-serve`), and is the way open? `remoca check {}` tries it",
-        shown.status.name
-    );
-    let found = format!("not connected: {reason}{end} {meanwhile}");
+    let advice = match has_too_many_clients(reason) {
+        true => MORE_CLIENTS.to_owned(),
+        false => format!(
+            "Does `remoca serve` run there (`systemctl status remoca-serve`), and is the way open? `remoca check {}` tries it",
+            shown.status.name
+        ),
+    };
+    let found = format!("not connected: {} {meanwhile}", sentence(reason));
     Found::warning(format!("server {endpoint}"), found, advice).of_server(endpoint)
+}
+
+/// Returns whether a server is not used because it has no place for another client.
+#[must_use]
+pub fn has_too_many_clients(reason: &str) -> bool {
+    reason.ends_with(TOO_MANY_CLIENTS)
 }
 
 /// Names a server of this host that is away: its pool is in use meanwhile. Also that of a local tier which is not there yet.
@@ -120,8 +130,11 @@ pub fn away(_: &Vm, shown: &Shown) -> Option<Found> {
     if !cache.enabled {
         return None;
     }
-    let advice = "Does `remoca serve` run on this host? See `systemctl status remoca-serve`";
     let away = |endpoint: &str, found: String| {
+        let advice = match has_too_many_clients(&found) {
+            true => MORE_CLIENTS,
+            false => "Does `remoca serve` run on this host? See `systemctl status remoca-serve`",
+        };
         Some(Found::warning(format!("server {endpoint}"), found, advice).of_server(endpoint))
     };
     if let Some(pool) = pools.iter().find(|pool| pool.state == "away") {

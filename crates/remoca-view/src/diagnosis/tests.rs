@@ -3,7 +3,7 @@
 use super::*;
 use crate::snapshot::{Answer, Taker};
 use crate::testing::{full_status, snapshot};
-use remoca_protocol::control::{KnownServerStatus, MigrationStatus, NormalLatency, PoolStatus};
+use remoca_protocol::control::{KnownServerStatus, MigrationStatus, NormalLatency, PoolStatus, TOO_MANY_CLIENTS};
 use serde_json::json;
 
 /// Returns the problems of one VM with a change.
@@ -141,6 +141,11 @@ fn each_fault_is_named_first() {
     expect_first("server-unreachable", &["not connected: no route", "remoca check web001"], |status| {
         let server = status.server.as_mut().expect("a server");
         (server.connected, server.error) = (false, Some("no route".into()));
+    });
+    let full = format!("the memory server refused this session: {TOO_MANY_CLIENTS}");
+    expect_first("server-unreachable", &[&format!("{full}. Reads"), "larger --max-clients"], |status| {
+        let server = status.server.as_mut().expect("a server");
+        (server.connected, server.error) = (false, Some(full.clone()));
     });
     expect_first("server-unreachable", &["Is it there? Reads go to the disk"], |status| {
         let server = status.server.as_mut().expect("a server");
