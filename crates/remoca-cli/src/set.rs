@@ -104,7 +104,8 @@ pub fn run(args: &SetArgs) -> Result<()> {
         Some(_) if !status.cache.enabled => format!(": the size is for the next `remoca set {name} --on`"),
         _ => String::new(),
     };
-    Ok(writeln!(output(), "{name}: cache {}{later}", cache_text(&status))?)
+    let cold = status.state_lost.iter().map(|why| format!("\n{name}: {why}")).collect::<String>();
+    Ok(writeln!(output(), "{name}: cache {}{later}{cold}", cache_text(&status))?)
 }
 
 /// Replaces the list of memory servers. Servers are left at once only if one of the new ones answers: a mistake in an address would

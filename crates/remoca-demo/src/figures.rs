@@ -193,6 +193,7 @@ mod tests {
             uptime_s: 0.0,
             started: String::new(),
             cold_reason: None,
+            state_lost: None,
             server: None,
             servers: Vec::new(),
             pools: Vec::new(),

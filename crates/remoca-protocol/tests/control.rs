@@ -88,6 +88,7 @@ fn status() -> Status {
         uptime_s: 1.5,
         started: "warm".into(),
         cold_reason: None,
+        state_lost: Some("no room".into()),
         server: Some(ServerStatus { endpoint: server, connected: true, breaker: "closed".into(), error: None }),
         servers: vec![known],
         pools: vec![pool()],
@@ -130,7 +131,7 @@ fn status() -> Status {
 fn a_status_is_this_line() {
     let line = [
         r#"{"name":"vm","pid":7,"version":"0.1.0","upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
-        r#""notice":"a file is broken","#,
+        r#""state_lost":"no room","notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
         r#""servers":[{"endpoint":"unix:/m","is_local_tier":false,"in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
         r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"is_local_tier":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"hits":5,"latency_us":1.5,"#,
@@ -162,6 +163,7 @@ fn what_a_former_version_did_not_say_has_a_value() {
     let later = [
         r#""upgrades":2,"#,
         r#""started":"warm","cold_reason":null,"#,
+        r#""state_lost":"no room","#,
         r#""failed_flush":"ENOSPC","cold_reason":null,"#,
         r#","store_error":"refused""#,
         r#""swap_areas":1,"#,

@@ -25,7 +25,7 @@ pub fn of(status: &Status, earlier: Option<&Status>) -> Vec<Detail> {
     let mut lines = Lines(Vec::new());
     let reason = status.cold_reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
     lines.add("started", format!("{}{reason}", status.started));
-    status.notice.iter().for_each(|notice| lines.add("attention", notice.clone()));
+    status.state_lost.iter().chain(&status.notice).for_each(|text| lines.add("attention", text.clone()));
     status.migration.iter().for_each(|migration| lines.add_migration(migration));
     lines.add_cache(status);
     lines.add_use(status, earlier);

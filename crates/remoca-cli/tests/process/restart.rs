@@ -543,12 +543,34 @@ fn an_index_that_outgrows_the_room_for_state_files_is_kept_in_memory() {
     machine.set("\"cache_bytes\":8388608");
     machine.run_until_hits(200);
     assert!(!machine.state().exists(), "nobody may find what is not told of writes any more");
-    std::fs::remove_dir(&blocked).unwrap();
     machine.program.kill();
+    std::fs::remove_dir(&blocked).unwrap();
     machine.setup().cache = "8M";
     machine.restart();
     machine.pages_sent = 0;
     expect_cold(&machine, "no state");
+    expect_right(&mut machine);
+    machine.finish();
+}
+
+#[test]
+fn a_lost_state_file_is_told_of_and_made_again_when_that_is_possible() {
+    let (server, mut machine) = machine(Setup { seed: 96, cache: "1M", ..Setup::default() });
+    let mut blocked = machine.state().into_os_string();
+    blocked.push(".new");
+    std::fs::create_dir(&blocked).unwrap();
+    let control = machine.control().display().to_string();
+    for arguments in [&["set", &control, "--cache", "8M"][..], &["status", &control, "-v"], &["check", &control]] {
+        let said = String::from_utf8(run(arguments).stdout).unwrap();
+        assert!(said.contains("A restart will find the cache cold"), "{arguments:?}: {said}");
+    }
+    assert!(!machine.state().exists());
+    std::fs::remove_dir(&blocked).unwrap();
+    machine.run_until("there is a state file again", |machine| machine.state().exists());
+    assert_eq!(machine.status().state_lost, None);
+    machine.run_until_hits(200);
+    expect_warm_after_a_kill(&mut machine, &server);
+    assert_eq!(machine.status().cache.wanted_bytes, 8 << 20, "what was set is in the new file");
     expect_right(&mut machine);
     machine.finish();
 }

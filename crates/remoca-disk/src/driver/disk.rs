@@ -31,7 +31,7 @@ pub struct Disk {
     /// Whether the image and the state file have stayed open and locked since a previous program of this process had
     /// them. If so, no other process can have changed the image.
     pub kept_open: bool,
-    /// Largest size in bytes that the image had while a previous program or process of this name had it.
+    /// Largest size in bytes that the image had while this or a previous program or process of this name had it, if it was larger.
     pub had_bytes: Option<u64>,
     pub frontend: Frontend,
     /// Whether a guest was attached at the end of the last turn.

@@ -5,13 +5,16 @@
 //! for any of this. Whoever has the socket of a disk reports how much memory the guest has, and that may be a lie.
 //! `guest_memory_max` is its limit, and when the last front end has disconnected the index is as small as at the start.
 //! A command that needs a larger index is answered when there is one.
+//!
+//! Without room for a larger state file the index is made without one. Then it moves, as large as it is, into a new state file as soon
+//! as there is room.
 
 use super::guests::Guests;
 use super::host::Host;
 use super::poller::Source;
 use super::tiers::TierSizes;
 use super::warmth::Warmth;
-use crate::state::StateFile;
+use crate::state::{StateError, StateFile};
 use remoca_core::engine::{DiskEngine, EngineConfig, IndexMaker, layout};
 use remoca_core::index::{CacheIndex, Layout};
 use remoca_core::units::{PAGE_SIZE_U64, PageCount};
@@ -21,11 +24,14 @@ use remoca_io::wake::WakeUp;
 use remoca_io::words::{IndexMemory, check_half_available};
 use remoca_protocol::control::{Command, Reply};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::time::{Duration, Instant};
 
 /// Number of entries moved in one turn, which takes about an eighth of a millisecond in a large index.
 const ENTRIES_PER_TURN: u32 = 512;
+/// Time between two looks whether there is room again for a state file that was lost.
+const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_secs(10);
 /// Why a larger cache is refused at the moment.
 pub(super) const HANDED_OVER: &str = "the disks are being handed over: try again when that is done";
 /// Why a command that waited for a larger index is refused after a later one.
@@ -77,6 +83,8 @@ pub(super) struct IndexSize {
     awaited: PageCount,
     /// Whether the operator was told that the guest is too large.
     told: bool,
+    /// When to look again for room for a state file that was lost.
+    look_at: Option<Instant>,
 }
 
 enum Stage {
@@ -85,56 +93,64 @@ enum Stage {
         /// Path of the state file; `None` if there is none.
         path: Option<PathBuf>,
         region: Receiver<io::Result<Region>>,
+        /// Whether it is to have the present size, in a state file again.
+        is_again: bool,
     },
     Moving {
-        state: Option<StateFile>,
+        state: Result<Option<StateFile>, String>,
     },
 }
 
 /// An empty index in memory that is already allocated.
 pub(super) struct Region {
     pub(super) index: CacheIndex<IndexMemory>,
-    /// State file that holds its words; `None` if they are in private memory.
-    pub(super) state: Option<StateFile>,
+    /// State file that holds its words; `None` if they are in private memory, and there is to be no state file. An error is why
+    /// there is none.
+    pub(super) state: Result<Option<StateFile>, String>,
 }
 
 /// The plan for a region.
 struct Plan {
     layout: Layout,
     maker: IndexMaker,
-    /// Path of the state file; `None` if there is none.
+    /// Path of the state file; `None` if there is to be none.
     path: Option<PathBuf>,
-    /// Whether the index must become larger, if need be without a state file.
+    /// Whether there is a state file at the path now.
+    is_kept: bool,
+    /// Whether the index is made without a state file if need be: it must become larger, or has none now.
     grows: bool,
 }
 
 impl Plan {
     fn new(layout: Layout, grows: bool, engine: &Engine, warmth: &Warmth) -> Self {
-        let (path, index) = (warmth.path().map(Into::into), engine.index());
+        let (path, index, is_kept) = (warmth.place().map(Into::into), engine.index(), warmth.is_kept());
         // Without the state file a successor would not know of it.
-        let has_failed = index.disks().any(|disk| index.flush_failed(disk).is_some());
-        Self { layout, maker: engine.index_maker(), path, grows: grows && !has_failed }
+        let has_failed = is_kept && index.disks().any(|disk| index.flush_failed(disk).is_some());
+        Self { layout, maker: engine.index_maker(), path, is_kept, grows: grows && !has_failed }
+    }
+
+    /// Creates the state file.
+    fn create(&self, path: &Path) -> Result<(StateFile, IndexMemory), StateError> {
+        if !self.is_kept {
+            // Nothing has kept other processes from the path since.
+            StateFile::check_free(path)?;
+        }
+        StateFile::create(path, self.layout.disks(), self.layout.words())
     }
 
     fn make(self) -> io::Result<Region> {
-        let file = self.path.map(|path| StateFile::create(&path, self.layout.disks(), self.layout.words()));
-        let (state, words) = match file {
-            Some(Ok((state, words))) => (Some(state), words),
+        let words = self.layout.words();
+        let (state, words) = match self.path.as_deref().map(|path| self.create(path)) {
+            Some(Ok((state, words))) => (Ok(Some(state)), words),
             Some(Err(error)) if !self.grows => return Err(io::Error::other(error)),
-            without => {
-                let words = self.layout.words();
-                if without.is_some() {
-                    // The rest of the host needs memory as well.
-                    let why = "the state file cannot be made, and without one";
-                    check_half_available(words.saturating_mul(4))
-                        .map_err(|error| io::Error::new(error.kind(), format!("{why} {error}")))?;
-                }
-                let words = IndexMemory::new(words)?;
-                if let Some(Err(error)) = without {
-                    tracing::warn!("{error}");
-                }
-                (None, words)
+            Some(Err(error)) => {
+                // The rest of the host needs memory as well.
+                let why = "the state file cannot be made, and without one";
+                check_half_available(words.saturating_mul(4))
+                    .map_err(|error| io::Error::new(error.kind(), format!("{why} {error}")))?;
+                (Err(error.to_string()), IndexMemory::new(words)?)
             }
+            None => (Ok(None), IndexMemory::new(words)?),
         };
         Ok(Region { index: self.maker.make(self.layout, words), state })
     }
@@ -165,6 +181,7 @@ impl IndexSize {
             clients: Vec::new(),
             awaited: PageCount(0),
             told: false,
+            look_at: None,
         })
     }
 
@@ -308,18 +325,42 @@ impl IndexSize {
         }
         self.free_chunks = engine.index().free_chunks();
         let Some((layout, grows)) = self.wanted_layout(engine, guests) else { return };
+        let plan = Plan::new(layout, grows || warmth.loss().is_some(), engine, warmth);
+        if let Err(error) = self.begin(plan, false) {
+            self.refuse(layout, &error);
+        }
+    }
+
+    /// Starts to move the index into a state file if the former one was lost, unless something is in progress or `is_idle` is
+    /// false. Tries it at intervals. There is room as soon as the memory of the former file is given back, or somebody makes room.
+    pub(super) fn look_for_room(&mut self, is_idle: bool, engine: &Engine, warmth: &Warmth, now: Instant) {
+        if warmth.loss().is_none() || self.look_at.is_some_and(|at| at > now) {
+            return;
+        }
+        self.look_at = Some(now + LOOK_FOR_ROOM_EVERY);
+        if self.stage.is_none() && is_idle {
+            // If there is no thread for it, it is tried again.
+            let _ = self.begin(Plan::new(engine.index().layout(), false, engine, warmth), true);
+        }
+    }
+
+    /// Returns when [`Self::look_for_room`] has something to do, or `None` if the state file is not lost.
+    pub(super) fn next_deadline(&self, warmth: &Warmth) -> Option<Instant> {
+        self.look_at.filter(|_| warmth.loss().is_some())
+    }
+
+    /// Has a thread make a region.
+    fn begin(&mut self, plan: Plan, is_again: bool) -> io::Result<()> {
         let (sender, region) = sync_channel(1);
-        let (plan, wake_up) = (Plan::new(layout, grows, engine, warmth), self.wake_up.wake().clone());
-        let path = plan.path.clone();
+        let (layout, path, wake_up) = (plan.layout, plan.path.clone(), self.wake_up.wake().clone());
         let work = move || {
             // The receiver is gone if the process has lost its disks in the meantime.
             let _ = sender.send(plan.make());
             remoca_io::wake::raise(&wake_up);
         };
-        match (self.aside)("index", Box::new(work)) {
-            Ok(()) => self.stage = Some(Stage::Making { layout, path, region }),
-            Err(error) => self.refuse(layout, &error),
-        }
+        (self.aside)("index", Box::new(work))?;
+        self.stage = Some(Stage::Making { layout, path, region, is_again });
+        Ok(())
     }
 
     /// Returns whether pools have changed their sizes since [`Self::fit`] looked, and are done with it.
@@ -349,13 +390,13 @@ impl IndexSize {
     /// still wanted, and gives it back otherwise. Returns whether the thread has answered.
     pub(super) fn take_region(&mut self, is_idle: bool, engine: &mut Engine, guests: &Guests) -> bool {
         self.wake_up.clear();
-        let Some(Stage::Making { layout, region, .. }) = &self.stage else { return false };
-        let (layout, made) = (*layout, region.try_recv());
+        let Some(Stage::Making { layout, region, is_again, .. }) = &self.stage else { return false };
+        let (layout, is_again, made) = (*layout, *is_again, region.try_recv());
         if matches!(made, Err(TryRecvError::Empty)) {
             return false;
         }
         self.stage = None;
-        let is_wanted = self.wanted_layout(engine, guests).is_some_and(|(wanted, _)| wanted == layout);
+        let is_wanted = is_again || self.wanted_layout(engine, guests).is_some_and(|(wanted, _)| wanted == layout);
         match made.unwrap_or_else(|_| Err(io::Error::other("its thread has died"))) {
             Ok(Region { index, state }) if is_wanted && is_idle => {
                 engine.begin_move(index);
@@ -363,9 +404,11 @@ impl IndexSize {
             }
             Ok(region) => {
                 // The next one may be made before this one is given back.
-                region.state.iter().for_each(StateFile::make_room_beside);
+                region.state.iter().flatten().for_each(StateFile::make_room_beside);
                 self.give_back(region);
             }
+            // It is said already that there is no room.
+            Err(error) if is_again => tracing::debug!("no state file yet: {error}"),
             Err(error) => self.refuse(layout, &error),
         }
         true
@@ -376,9 +419,9 @@ impl IndexSize {
         matches!(self.stage, Some(Stage::Moving { .. }))
     }
 
-    /// Moves the next piece of the index. After the last piece, returns the state file of the new region, or
-    /// `Some(None)` if that has none. Returns `None` before.
-    pub(super) fn move_piece(&mut self, engine: &mut Engine) -> Option<Option<StateFile>> {
+    /// Moves the next piece of the index. After the last piece, returns the state file of the new region, as [`Region`] has it.
+    /// Returns `None` before.
+    pub(super) fn move_piece(&mut self, engine: &mut Engine) -> Option<Result<Option<StateFile>, String>> {
         if !self.has_region() || !engine.move_index(ENTRIES_PER_TURN) {
             return None;
         }

@@ -148,7 +148,7 @@ impl Driver {
             migration.keep_former(former);
         } else {
             let wanted = if cache_enabled { vm.size.tiers() } else { TierSizes::default() };
-            vm.fit_index_now(wanted.sum());
+            vm.fit_index_now(wanted.sum(), migration.config());
             vm.resize(wanted);
             vm.keep_settings();
         }
@@ -284,7 +284,7 @@ impl Driver {
             return Some(Duration::ZERO);
         }
         let wake = self.vm.engine.next_wake();
-        let Vm { host, guests, warmth, sizes, servers, .. } = &self.vm;
+        let Vm { host, guests, warmth, size, sizes, servers, .. } = &self.vm;
         let time_until = |at: Nanos| Duration::from_nanos(at.since_ns(host.now()));
         // At time 0 is due what is to be done bit by bit.
         let wake = wake.map(|at| if at == Nanos(0) { REST } else { time_until(at) });
@@ -293,6 +293,7 @@ impl Driver {
             .next_deadline()
             .into_iter()
             .chain(sizes.next_deadline())
+            .chain(size.next_deadline(warmth))
             .chain(servers.next_deadline(host.latest()))
             .chain(self.operator.manager().next_deadline())
             .chain(end);
@@ -373,7 +374,7 @@ impl Driver {
             }
             self.vm.pop_port(self.intake());
         }
-        if self.is_moving_index() && self.vm.move_index() {
+        if self.is_moving_index() && self.vm.move_index(self.migration.config()) {
             self.go_on_with_size();
         }
         // Without a guest nobody knows how much memory the next one has.
@@ -406,6 +407,7 @@ impl Driver {
         vm.run_link_timers(now);
         vm.run_store_timers(now);
         vm.curves.run_timer(&mut vm.engine, now, vm.size.aside());
+        vm.look_for_room(!is_draining && migration.is_idle(), now);
         vm.sizes.run_timers(!is_draining && migration.serves(), vm.guests.disks_mut(), now);
     }
 

@@ -156,6 +156,7 @@ impl Sizes {
             narrow::passes("size-followed");
             of.frontend.resize(new);
             size.shrunk_from = had;
+            of.had_bytes = had;
             tell(of, old, new);
             guests.resize_export(disk, new);
         }

@@ -31,6 +31,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
         uptime_s: vm.host.uptime().as_secs_f64(),
         started: if vm.warmth.cold_reason().is_none() { "warm".into() } else { "cold".into() },
         cold_reason: vm.warmth.cold_reason().cloned(),
+        state_lost: vm.warmth.loss().map(Into::into),
         notice: vm.notice.clone(),
         server: vm.servers.link().and_then(|link| Some(server_status(link, link.current()?, engine.hedging.breaker))),
         servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),

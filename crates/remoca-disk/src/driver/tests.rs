@@ -672,6 +672,58 @@ fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
     assert!(!driver.vm.warmth.is_kept() && !path.exists());
 }
 
+/// Returns a driver whose state file at `path` is lost, since there was no room for a larger one.
+fn begin_without_room(path: &Path, engine: EngineConfig) -> Driver {
+    let mut driver = begin_with_state(path, engine);
+    let _in_the_way = StateFile::create(path, engine.disks, layout(&engine).words()).unwrap();
+    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.fit_index(true);
+    driver.take_index();
+    driver.end_move();
+    assert!(!driver.vm.warmth.is_kept() && !path.exists());
+    assert!(driver.vm.warmth.loss().is_some_and(|why| why.contains("state")));
+    driver
+}
+
+/// The memory of the former file may be all that was missing.
+#[test]
+fn a_lost_state_file_is_made_again_for_the_index_as_it_is() {
+    let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
+    let path = folder.path().join("state");
+    let mut driver = begin_without_room(&path, engine);
+    driver.run_timers();
+    assert!(driver.vm.size.next_deadline(&driver.vm.warmth).is_some());
+    driver.take_index();
+    driver.end_move();
+    assert!(driver.vm.warmth.is_kept() && driver.vm.warmth.loss().is_none());
+    assert_eq!(driver.vm.engine.index().layout().slot_limit(), PageCount(1 << 16));
+    assert!(driver.vm.engine.index().words().outlives_process());
+    assert_eq!(driver.vm.size.next_deadline(&driver.vm.warmth), None);
+    // The next one grows beside it, as if it had never been lost.
+    driver.vm.size.aim_at(PageCount(1 << 17));
+    driver.vm.fit_index(true);
+    driver.take_index();
+    driver.end_move();
+    drop(driver);
+    let started = StateFile::start(&path, &engine, Before::Another).unwrap();
+    assert_eq!((started.cold_reason, started.engine.index().layout().slot_limit()), (None, PageCount(1 << 17)));
+}
+
+#[test]
+fn a_lost_state_file_is_not_made_again_in_place_of_that_of_another_process() {
+    let (folder, engine) = (tempfile::tempdir().unwrap(), config(1));
+    let path = folder.path().join("state");
+    let mut driver = begin_without_room(&path, engine);
+    let theirs = StateFile::start(&path, &engine, Before::Another).unwrap();
+    driver.run_timers();
+    driver.take_index();
+    driver.end_move();
+    assert!(!driver.vm.warmth.is_kept() && !driver.vm.size.is_busy());
+    assert!(driver.vm.size.refusal().is_empty(), "an index of this size is not refused");
+    drop((driver, theirs));
+    assert!(StateFile::start(&path, &engine, Before::Another).unwrap().cold_reason.is_none(), "it is theirs");
+}
+
 /// The kernel reports it once, and a successor would not know of it.
 #[test]
 fn an_index_does_not_leave_the_state_file_that_says_that_a_flush_has_failed() {

@@ -291,10 +291,10 @@ impl Vm {
     }
 
     /// Makes the index large enough for a cache of `cache` pages. This blocks, but no guest is served yet.
-    pub(super) fn fit_index_now(&mut self, cache: PageCount) {
+    pub(super) fn fit_index_now(&mut self, cache: PageCount, config: &EngineConfig) {
         if let Some(Region { index, state }) = self.size.make_now(cache, &self.engine, &self.warmth) {
             self.engine.begin_move(index);
-            self.end_move(state);
+            self.end_move(state, config);
         }
     }
 
@@ -304,17 +304,31 @@ impl Vm {
         self.size.fit(is_idle, &self.engine, &self.guests, &self.warmth);
     }
 
-    /// Moves the next piece of the index. Returns whether that was the last one.
-    pub(super) fn move_index(&mut self) -> bool {
+    /// Moves the next piece of the index of an engine of this configuration. Returns whether that was the last one.
+    pub(super) fn move_index(&mut self, config: &EngineConfig) -> bool {
         let Some(state) = self.size.move_piece(&mut self.engine) else { return false };
-        self.end_move(state);
+        self.end_move(state, config);
         true
     }
 
-    fn end_move(&mut self, state: Option<StateFile>) {
+    fn end_move(&mut self, state: Result<Option<StateFile>, String>, config: &EngineConfig) {
         let old = self.engine.finish_move();
-        self.warmth.follow_index(state, self.servers.link_mut());
+        match state {
+            // The former one was lost.
+            Ok(Some(state)) if !self.warmth.is_kept() => {
+                self.keep_in(state, &Former::default(), config);
+                if self.warmth.is_kept() {
+                    tracing::info!("there is a state file again: a restart will find the cache warm");
+                }
+            }
+            state => self.warmth.follow_index(state, self.servers.link_mut()),
+        }
         self.size.give_back(old);
+    }
+
+    /// Has a state file again that was lost, if that is due and there is room.
+    pub(super) fn look_for_room(&mut self, is_idle: bool, now: Instant) {
+        self.size.look_for_room(is_idle, &self.engine, &self.warmth, now);
     }
 
     /// Records the settings made by `remoca set`, for a successor.

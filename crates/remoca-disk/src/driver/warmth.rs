@@ -11,17 +11,25 @@ use remoca_core::engine::{DiskEngine, EngineConfig, GuestOp};
 use remoca_core::units::DiskIndex;
 use remoca_io::words::IndexMemory;
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// What the driver knows of the state file and of the images.
 pub(super) struct Warmth {
     state: Option<StateFile>,
+    /// The state file that there was, if there is none.
+    lost: Option<Lost>,
     /// Why nothing of a previous process was found; `None` if something was.
     cold_reason: Option<String>,
     images: Vec<ImageState>,
     /// Hashes of the options that this process was started with.
     options: OptionHashes,
+}
+
+/// A state file that is lost, so that a successor would be cold.
+struct Lost {
+    path: PathBuf,
+    why: String,
 }
 
 type Engine = DiskEngine<IndexMemory>;
@@ -36,7 +44,7 @@ impl Warmth {
         disks: usize,
     ) -> Self {
         let images = (0..disks).map(|_| ImageState::default()).collect();
-        Self { state, cold_reason, images, options }
+        Self { state, lost: None, cold_reason, images, options }
     }
 
     /// Returns whether there is a state file, in which a successor will find what this process knows.
@@ -47,6 +55,16 @@ impl Warmth {
     /// Returns the path of the state file, or `None` if there is none.
     pub(super) fn path(&self) -> Option<&Path> {
         self.state.as_ref().map(StateFile::path)
+    }
+
+    /// Returns the path at which there is to be a state file: where it is, or was before it was lost.
+    pub(super) fn place(&self) -> Option<&Path> {
+        self.path().or(self.lost.as_ref().map(|lost| lost.path.as_path()))
+    }
+
+    /// Returns why there is no state file any more. Returns `None` if there is one, or there never was one.
+    pub(super) fn loss(&self) -> Option<&str> {
+        self.lost.as_ref().map(|lost| lost.why.as_str())
     }
 
     /// Returns the state file to hand to a successor, or `None` if there is none.
@@ -67,6 +85,7 @@ impl Warmth {
 
     /// Removes the state file: this process has no successor.
     pub(super) fn abandon(&mut self) {
+        self.lost = None;
         if let Some(state) = self.state.take() {
             state.remove();
         }
@@ -262,7 +281,7 @@ impl Warmth {
         if let Some(link) = link {
             link.keep_in(header);
         }
-        self.state = Some(state);
+        (self.state, self.lost) = (Some(state), None);
     }
 
     /// Records the failed flushes that a `former` process left of images that are none of the disks.
@@ -290,8 +309,15 @@ impl Warmth {
     pub(super) fn put_in_place(&mut self, config: &EngineConfig) {
         let put = self.state.as_mut().map(|state| state.put_in_place(config));
         if let Some(Err(error)) = put {
-            tracing::warn!("there is no state file: {error}. A restart will find the cache cold.");
-            self.state = None;
+            self.lose(format!("there is no state file: {error}. A restart will find the cache cold"));
+        }
+    }
+
+    /// Goes on without the state file, and keeps in mind where it was.
+    fn lose(&mut self, why: String) {
+        tracing::warn!("{why}");
+        if let Some(path) = self.place().map(Path::to_owned) {
+            (self.state, self.lost) = (None, Some(Lost { path, why }));
         }
     }
 
@@ -347,21 +373,28 @@ impl Warmth {
         self.state.as_ref().and(waits.min()).map(Duration::from_nanos)
     }
 
-    /// Follows the index to its new memory: the words of `new`, or private memory if `new` is `None`. Nothing outlives
-    /// this process then.
-    pub(super) fn follow_index(&mut self, new: Option<StateFile>, link: Option<&mut ServerLink>) {
-        let (Some(new), Some(state)) = (new, &mut self.state) else {
-            // The old file would not reflect what is written from now on.
-            return self.abandon();
+    /// Follows the index to its new memory: the words of `new`, or private memory, of which nothing outlives this process. An error
+    /// is why there is no file for it.
+    pub(super) fn follow_index(&mut self, new: Result<Option<StateFile>, String>, link: Option<&mut ServerLink>) {
+        let replaced = match new {
+            Ok(new) => {
+                let (Some(new), Some(state)) = (new, &mut self.state) else { return self.abandon() };
+                // If it fails, it has removed the former file.
+                let replaced = state.replace_with(new).map(|()| state.header());
+                replaced.map_err(|error| {
+                    format!("the state file cannot be replaced: {error}. A restart will find the cache cold")
+                })
+            }
+            Err(why) => {
+                // The old file would not reflect what is written from now on.
+                self.state.iter().for_each(StateFile::remove);
+                Err(why)
+            }
         };
-        if let Err(error) = state.replace_with(new) {
-            tracing::warn!("the state file cannot be replaced: {error}. A restart will find the cache cold.");
-            // It has removed the former file, so there is none to abandon.
-            self.state = None;
-            return;
-        }
-        if let Some(link) = link {
-            link.keep_in(state.header());
+        match (replaced, link) {
+            (Ok(header), Some(link)) => link.keep_in(header),
+            (Ok(_), None) => {}
+            (Err(why), _) => self.lose(why),
         }
     }
 }

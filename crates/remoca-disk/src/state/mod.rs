@@ -222,18 +222,25 @@ impl StateFile {
     /// to release `path`. The file's words must not be touched before they are [reserved](Self::reserve).
     ///
     /// # Errors
-    /// As for [`Self::create`]. If another process has a state file at `path`, or the file there is not ours to
-    /// replace.
+    /// As for [`Self::create`] and [`Self::check_free`].
     pub fn create_late(path: &Path, disks: u16, words: usize) -> Result<(Self, IndexMemory), StateError> {
+        Self::check_free(path)?;
+        Self::make(path, disks, words, IndexMemory::of_file)
+    }
+
+    /// Checks that a process that is running and has no state file may have one at `path`.
+    ///
+    /// # Errors
+    /// If another process has a state file there, or the file there is not ours to replace.
+    pub fn check_free(path: &Path) -> Result<(), StateError> {
         match open_file(path, &mut OpenOptions::new()) {
             Ok(there) => {
                 check_ours(path, &there)?;
-                lock_whole(&there).map_err(|_| StateError::InUse(path.into()))?;
+                lock_whole(&there).map_err(|_| StateError::InUse(path.into()))
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(_) => return Err(not_ours(path, None)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(_) => Err(not_ours(path, None)),
         }
-        Self::make(path, disks, words, IndexMemory::of_file)
     }
 
     /// Allocates the memory of these words of the index.

@@ -20,6 +20,9 @@ pub struct Status {
     /// Reason why no state of a previous process was found.
     #[serde(default)]
     pub cold_reason: Option<String>,
+    /// Why there is no state file any more, so that a restart will find the cache cold.
+    #[serde(default)]
+    pub state_lost: Option<String>,
     /// Why the process does not run with the configuration that its files say.
     #[serde(default)]
     pub notice: Option<String>,

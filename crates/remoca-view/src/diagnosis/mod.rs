@@ -43,7 +43,7 @@ pub struct Problem {
 type Rule = (&'static str, fn(&Vm, &Shown) -> Option<Found>);
 
 /// All rules, in the order in which their problems are shown.
-const RULES: [Rule; 26] = [
+const RULES: [Rule; 27] = [
     ("failed-flush", disk::failed_flush),
     ("disk-unreachable", disk::unreachable),
     ("image-shrunk", disk::shrunk),
@@ -65,6 +65,7 @@ const RULES: [Rule; 26] = [
     ("misaligned", guest::misaligned),
     ("guest-too-large", guest::too_large),
     ("configuration", |_, shown| configuration(&shown.status)),
+    ("state-lost", |_, shown| state_lost(&shown.status)),
     ("old-version", |_, shown| Found::from_finding(process(&shown.status))),
     ("size-not-seen", disk::size_not_seen),
     ("no-server", server::none),
@@ -187,6 +188,11 @@ pub fn process(status: &Status) -> Finding {
 fn configuration(status: &Status) -> Option<Found> {
     let notice = status.notice.as_ref()?;
     Some(Found::failed("configuration", notice.clone(), "`remoca config check` names every mistake"))
+}
+
+fn state_lost(status: &Status) -> Option<Found> {
+    let advice = "Make room there: it is made again within seconds, and nothing is lost until then";
+    Some(Found::warning("state file", status.state_lost.clone()?, advice))
 }
 
 fn trace(status: &Status) -> Option<Found> {

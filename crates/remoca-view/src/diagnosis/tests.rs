@@ -188,6 +188,9 @@ fn each_fault_is_named_first() {
         status.version = "0.0.1".into()
     });
     expect_first("configuration", &["a mistake"], |status| status.notice = Some("a mistake".into()));
+    expect_first("state-lost", &["state file: no room. Make room there"], |status| {
+        status.state_lost = Some("no room".into());
+    });
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
 }
 

@@ -475,7 +475,7 @@ mod tests {
         poll(&mut [wake], None).unwrap();
         let Vm { size, engine, guests, .. } = &mut driver.vm;
         assert!(size.take_region(true, engine, guests) && size.has_region());
-        while !driver.vm.move_index() {}
+        while !driver.vm.move_index(driver.migration.config()) {}
         driver.go_on_with_size();
         let status = driver.vm.engine.status();
         assert_eq!((status.wanted, status.local_wanted), (PageCount(8), PageCount(64)));
