@@ -155,6 +155,7 @@ fn greetings_that_are_none() {
         (Lie::OtherVersion, "speaks protocol versions 7 to 9, this program 1 to 1: upgrade the older one"),
         (Lie::UnaskedVersion, "is no memory server"),
         (Lie::GarbageGreeting, "is no memory server"),
+        (Lie::NoGreeting, "closed the connection at once. Is `remoca serve` running there, or is it behind a tunnel"),
         (Lie::Mute, "does not answer"),
     ] {
         let (server, mut machine) = machine(lie, lie as u64);

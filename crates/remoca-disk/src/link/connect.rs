@@ -176,6 +176,10 @@ pub enum LinkError {
     Version { endpoint: Endpoint, server_low: u16, server_high: u16, own_low: u16, own_high: u16 },
     #[error("the memory server at {0} accepts connections, but does not answer: is it stopped, or overloaded?")]
     Silent(Endpoint),
+    #[error(
+        "the memory server at {0} closed the connection at once. Is `remoca serve` running there, or is it behind a tunnel whose other end is down?"
+    )]
+    Closed(Endpoint),
     #[error("the memory server at {} refused this session: {}", .0, refusal(.1))]
     Refused(Endpoint, ErrorCode),
     #[error("what listens at {0} is no memory server: {1}")]
@@ -281,8 +285,9 @@ fn read_welcome(socket: &mut File, endpoint: &Endpoint) -> Result<Welcome, LinkE
         let mut byte = [0];
         match socket.read(&mut byte) {
             Ok(1) => bytes.push(byte[0]),
+            Ok(_) if bytes.is_empty() => return Err(LinkError::Closed(endpoint.clone())),
             Ok(_) => {
-                return Err(LinkError::Protocol(endpoint.clone(), "it closed the connection without a word".into()));
+                return Err(LinkError::Protocol(endpoint.clone(), "it closed the connection within its answer".into()));
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 return Err(LinkError::Silent(endpoint.clone()));

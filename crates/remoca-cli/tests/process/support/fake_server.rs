@@ -68,6 +68,8 @@ pub enum Lie {
     Busy,
     /// Greets with random bytes.
     GarbageGreeting,
+    /// Closes each connection without a word, as a tunnel does whose other end is down.
+    NoGreeting,
 }
 
 /// The fake server; ends when dropped.
@@ -270,6 +272,10 @@ impl Connection {
             Lie::GarbageGreeting => {
                 self.told();
                 replies.extend((0..4096).map(|_| self.noise() as u8));
+                return Err(Over);
+            }
+            Lie::NoGreeting => {
+                self.told();
                 return Err(Over);
             }
             _ => {}
