@@ -2,17 +2,24 @@
 //!
 //! A process that has not answered in time is not asked again while its connection is open: a process that is stopped would otherwise
 //! find a queue full of clients, and so would the operator's next command.
+//!
+//! No more processes are asked at the same time than this one may have files open for. The others have their turn as soon as one has
+//! answered.
 
 use crate::snapshot::Answer;
 use crate::vm::Silence;
 use remoca_io::control::left;
 use remoca_protocol::control::{Command, CurveStatus, Reply, Status};
+use rustix::io::Errno;
+use rustix::process::Resource;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -25,6 +32,8 @@ const ANSWER_BYTES_MAX: u64 = 4 << 20;
 pub struct Asker {
     waiting: HashMap<PathBuf, Question<(Status, Option<CurveStatus>)>>,
     patience: Duration,
+    /// Room for connections.
+    room: Arc<Semaphore>,
 }
 
 impl Default for Asker {
@@ -60,32 +69,44 @@ impl<T> Drop for Question<T> {
 impl Asker {
     /// Returns what waits for an answer for `patience` at most.
     pub(super) fn with_patience(patience: Duration) -> Self {
-        Self { waiting: HashMap::new(), patience }
+        Self { waiting: HashMap::new(), patience, room: Arc::new(Semaphore::new(asked_at_a_time_max())) }
     }
 
     /// Asks the processes at all of `sockets`, and those of `curves` also for their curve. Returns an answer for each of them after
     /// [`PATIENCE`] at most.
     pub async fn ask(&mut self, sockets: &[PathBuf], curves: &[PathBuf]) -> Vec<Answer> {
-        let now = Instant::now();
+        let deadline = Instant::now() + self.patience;
         // An answer that came too late says how things were then.
         self.waiting.retain(|socket, question| sockets.contains(socket) && !question.answer.is_finished());
+        let mut has_room = true;
         for socket in sockets {
+            if self.waiting.contains_key(socket) {
+                continue;
+            }
+            let Ok(Ok(room)) = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await else {
+                has_room = false;
+                break;
+            };
             let (path, wants_curve) = (socket.clone(), curves.contains(socket));
-            let question = || Question::begin(async move { ask(&path, wants_curve).await });
-            self.waiting.entry(socket.clone()).or_insert_with(question);
+            let question = Question::begin(async move {
+                let _room = room;
+                ask(&path, wants_curve).await
+            });
+            self.waiting.insert(socket.clone(), question);
         }
         let mut answers = Vec::new();
         for socket in sockets {
-            answers.push(self.answer_of(socket, now + self.patience).await);
+            answers.push(self.answer_of(socket, deadline, has_room).await);
         }
         answers
     }
 
-    async fn answer_of(&mut self, socket: &Path, deadline: Instant) -> Answer {
+    async fn answer_of(&mut self, socket: &Path, deadline: Instant, has_room: bool) -> Answer {
         let answer = |status, curve| Answer { socket: socket.into(), status, curve };
         let Some(question) = self.waiting.get_mut(socket) else {
-            // The same socket twice.
-            return answer(Err(Silence::Failed("it is named twice".into())), None);
+            // The same socket twice, if there was room for all.
+            let silence = if has_room { Silence::Failed("it is named twice".into()) } else { no_room() };
+            return answer(Err(silence), None);
         };
         match timeout_at(deadline, &mut question.answer).await {
             Err(_) => answer(Err(Silence::Hangs(question.age())), None),
@@ -100,8 +121,21 @@ impl Asker {
     }
 }
 
+/// Returns how many processes may be asked at the same time: with half of the files that this process may have open.
+fn asked_at_a_time_max() -> usize {
+    let files = rustix::process::getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    usize::try_from(files / 2).unwrap_or(usize::MAX).clamp(1, Semaphore::MAX_PERMITS)
+}
+
+fn no_room() -> Silence {
+    Silence::Unasked("not asked: this program may have no more files open".into())
+}
+
 fn explain(socket: &Path, error: &io::Error) -> Silence {
     let shown = socket.display();
+    if matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE)) {
+        return no_room();
+    }
     match error.kind() {
         io::ErrorKind::NotFound if left::is_there(socket) => Silence::Gone(left::WORDS.into()),
         io::ErrorKind::NotFound => Silence::Gone(format!("there is no {shown}")),
@@ -143,4 +177,22 @@ async fn call(socket: &Path, command: &Command) -> io::Result<Reply> {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
     Reply::parse(&text).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn one_that_is_not_asked_for_want_of_files_is_not_said_to_hang() {
+        let folder = tempfile::tempdir().unwrap();
+        let sockets = ["a.ctl", "b.ctl"].map(|name| folder.path().join(name));
+        // Nobody accepts.
+        let _listeners = sockets.each_ref().map(|socket| UnixListener::bind(socket).unwrap());
+        let mut asker = Asker { room: Arc::new(Semaphore::new(1)), ..Asker::with_patience(Duration::from_millis(20)) };
+        let answers = crate::watch::runtime().unwrap().block_on(asker.ask(&sockets, &[]));
+        let why: Vec<_> = answers.into_iter().map(|answer| answer.status.unwrap_err()).collect();
+        assert!(matches!(&why[..], [Silence::Hangs(_), Silence::Unasked(_)]), "{why:?}");
+    }
 }

@@ -7,7 +7,7 @@ use crate::figures::{Agent, ServerState, counter};
 use crate::finding::Level;
 use crate::shown::Shown;
 use crate::snapshot::Snapshot;
-use crate::vm::Vm;
+use crate::vm::{Silence, Vm};
 use remoca_protocol::control::{DiskStatus, NormalLatency, Status};
 use std::fmt::Write;
 
@@ -197,8 +197,9 @@ pub fn text(snapshot: &Snapshot, form: Form) -> String {
         let problems = snapshot.problems.iter().filter(|problem| problem.finding.level == level).count();
         text.sample("remoca_problems", "level", level.word(), problems as f64);
     }
-    text.family("remoca_vm_up", "Whether the process of the VM answers.", Kind::Gauge);
-    for vm in &snapshot.vms {
+    let help = "Whether the process of the VM answers; absent if it could not be asked.";
+    text.family("remoca_vm_up", help, Kind::Gauge);
+    for vm in snapshot.vms.iter().filter(|vm| !matches!(vm.silence, Some(Silence::Unasked(_)))) {
         text.sample("remoca_vm_up", "vm", &vm.name, f64::from(u8::from(vm.status.is_some())));
     }
     text.family("remoca_vm_problems", "Problems of the VM.", Kind::Gauge);
@@ -388,5 +389,14 @@ mod tests {
             assert!(line.is_some_and(|line| line.ends_with(&format!(" {bytes}"))), "{line:?}");
         }
         assert!(!text.contains("\nremoca_host_given_bytes"), "there is no daemon");
+    }
+
+    /// Otherwise an alert would fire for VMs that are well.
+    #[test]
+    fn a_vm_that_could_not_be_asked_is_not_said_to_be_down() {
+        let silence = Some(Silence::Unasked("not asked".into()));
+        let vms = vec![Vm { silence, ..Vm::silent("unasked") }];
+        let text = text(&Snapshot { vms, ..snapshot(Vec::new()) }, Form::Prometheus);
+        assert!(text.contains("remoca_vms_answering 0\n") && !text.contains("remoca_vm_up{"), "{text}");
     }
 }

@@ -44,13 +44,15 @@ pub enum Silence {
     Hangs(String),
     /// Something else, such as a socket that is closed to this user.
     Failed(String),
+    /// Nothing is known of it: this process could not ask.
+    Unasked(String),
 }
 
 impl Silence {
     /// Returns the reason in words.
     #[must_use]
     pub fn text(&self) -> &str {
-        let (Self::Gone(text) | Self::Hangs(text) | Self::Failed(text)) = self;
+        let (Self::Gone(text) | Self::Hangs(text) | Self::Failed(text) | Self::Unasked(text)) = self;
         text
     }
 }

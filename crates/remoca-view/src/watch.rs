@@ -98,7 +98,7 @@ pub fn take_one(sockets: &[PathBuf], host_socket: Option<PathBuf>) -> io::Result
 /// If the system has no descriptors left.
 pub fn runtime() -> io::Result<tokio::runtime::Runtime> {
     let Rlimit { maximum, .. } = rustix::process::getrlimit(Resource::Nofile);
-    // A VM takes one while it is asked. Without more, some are not asked, and that is said of them.
+    // A VM takes one while it is asked. With few, they are asked in turn.
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }

@@ -2,6 +2,7 @@
 
 use super::configuration::Scene;
 use super::support::fake_server::{FakeServer, Lie};
+use super::support::fake_vm::{FakeVm, Manner};
 use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::page::Page;
@@ -353,6 +354,20 @@ fn the_terminal_screen_shows_a_vm_and_a_key_ends_it() {
     });
     // The screen of before is back, with its cursor.
     assert!(ended.unwrap().success() && shown().contains("\u{1b}[?1049l"), "{}", shown());
+}
+
+#[test]
+fn more_vms_than_files_that_may_be_open_are_asked_in_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let names: Vec<String> = (0..100).map(|number| format!("vm{number}")).collect();
+    names.iter().for_each(|name| drop(FakeVm::start(folder.path(), name, Manner { mib: 4, ..Manner::default() })));
+    // On a busy machine not all of them answer within a second, now and then.
+    wait_until("all answer", || {
+        let mut top = command("sh");
+        top.args(["-c", "ulimit -n 64 && exec \"$@\"", "sh", REMOCA, "top", "--once"]);
+        top.args(names.iter().map(|name| folder.path().join(format!("{name}.ctl"))));
+        String::from_utf8_lossy(&run_command(&mut top).stdout).contains(" 100 of 100 VMs answer")
+    });
 }
 
 #[test]

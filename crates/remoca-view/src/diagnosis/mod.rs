@@ -168,6 +168,14 @@ fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
             "process-not-asked",
             Found::warning("process", text.clone(), "Run this as root, or as the user that runs the VM"),
         ),
+        Silence::Unasked(text) => (
+            "process-not-asked",
+            Found::warning(
+                "process",
+                text.clone(),
+                "Raise its limit to twice as many files as there are VMs: `ulimit -n`, or LimitNOFILE= of remoca-web.service",
+            ),
+        ),
     }
 }
 
