@@ -32,7 +32,13 @@ pub(super) fn with_problems(mut problems: Vec<Problem>, seen: &[Seen], folder: &
         let Ok(vm) = Vm::of_running(status.clone(), socket, folder) else { continue };
         let Some(finding) = state(&vm).filter(|finding| finding.level != Level::Ok) else { continue };
         // Said in other words, and about a file that may be another one by now.
-        problems.retain(|problem| problem.finding.what != WHAT || problem.vms != [status.name.as_str()]);
+        problems.retain_mut(|problem| {
+            let is_other = problem.finding.what != WHAT || problem.vms.is_empty();
+            is_other || {
+                problem.vms.retain(|vm| *vm != status.name);
+                !problem.vms.is_empty()
+            }
+        });
         let is_possible = matches!(vm.files, FilesState::Pending { refusal: None, .. });
         let own = if is_possible { &mut possible } else { &mut refused };
         match own.iter_mut().find(|other| other.finding.found == finding.found) {

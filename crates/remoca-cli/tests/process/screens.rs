@@ -371,6 +371,21 @@ fn more_vms_than_files_that_may_be_open_are_asked_in_turn() {
 }
 
 #[test]
+fn many_processes_that_hang_are_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let controls = ["vm1", "vm2", "vm3"].map(|name| folder.path().join(format!("{name}.ctl")));
+    // Nobody accepts.
+    let _listeners = controls.each_ref().map(|control| UnixListener::bind(control).unwrap());
+    wait_until("they are named together", || {
+        let output = run_command(command(REMOCA).args(["top", "--once"]).args(&controls));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        said.contains("failed   vm1 and 2 more: process: it has not answered for ")
+            && said.contains("remoca-disk@NAME`")
+            && said.matches(": process: ").count() == 1
+    });
+}
+
+#[test]
 fn who_may_not_ask_is_told_so() {
     let folder = tempfile::tempdir().unwrap();
     let [program, host] = ["remoca", "run"].map(|name| folder.path().join(name));

@@ -15,7 +15,7 @@ pub use guest::{agent, attached, memory, needs_memory};
 pub use server::{MORE_CLIENTS, has_too_many_clients};
 
 use crate::figures::Figures;
-use crate::finding::{Finding, Level};
+use crate::finding::Finding;
 use crate::lately::Lately;
 use crate::shown::Shown;
 use crate::text::count_of;
@@ -30,7 +30,8 @@ use std::fmt;
 pub struct Problem {
     /// Name of the cause, the same in all versions.
     pub cause: String,
-    /// Names of the VMs that have it, in order. Several have it if one memory server is the cause, and none if it is the host's.
+    /// Names of the VMs that have it, in order. Several have it if one memory server is the cause, or if the same is found of each and
+    /// NAME stands for their names. None has it if it is the host's.
     pub vms: Vec<String>,
     #[serde(flatten)]
     pub finding: Finding,
@@ -79,22 +80,49 @@ pub const DAEMON_HANGS: [&str; 2] = ["host-silent", "host-hangs"];
 /// Returns all problems of these VMs, the worst first.
 #[must_use]
 pub fn of_all(vms: &[Vm]) -> Vec<Problem> {
-    let mut ranked: Vec<(Level, usize, Problem)> = Vec::new();
+    let mut ranked: Vec<(usize, Problem, Finding)> = Vec::new();
     for vm in vms {
         for (rank, problem) in of_vm(vm) {
-            let is_same = |other: &Problem| {
-                other.cause == problem.cause && other.shared.is_some() && other.shared == problem.shared
+            let general = without_name(&problem.finding, vm.plain_name());
+            let is_same = |other: &Problem, of_other: &Finding| {
+                let has_one_server = other.shared.is_some() && other.shared == problem.shared;
+                other.cause == problem.cause && (has_one_server || *of_other == general)
             };
-            match ranked.iter_mut().find(|(_, _, other)| is_same(other)) {
-                Some((_, _, other)) => other.vms.extend(problem.vms),
-                None => ranked.push((problem.finding.level, rank, problem)),
+            match ranked.iter_mut().find(|(_, other, of_other)| is_same(other, of_other)) {
+                Some((_, other, of_other)) => {
+                    other.vms.extend(problem.vms);
+                    if other.shared.is_none() {
+                        other.finding.clone_from(of_other);
+                    }
+                }
+                None => ranked.push((rank, problem, general)),
             }
         }
     }
     // Of two problems with one cause that which more VMs have comes first.
-    ranked
-        .sort_by_key(|(level, rank, problem)| (std::cmp::Reverse(*level), *rank, std::cmp::Reverse(problem.vms.len())));
-    ranked.into_iter().map(|(_, _, problem)| problem).collect()
+    ranked.sort_by_key(|(rank, problem, _)| {
+        (std::cmp::Reverse(problem.finding.level), *rank, std::cmp::Reverse(problem.vms.len()))
+    });
+    ranked.into_iter().map(|(_, problem, _)| problem).collect()
+}
+
+/// Returns a finding of the VM `name` with NAME in place of its name, in what was found and in what to do.
+fn without_name(finding: &Finding, name: &str) -> Finding {
+    let general = |text: &str| {
+        let is_word = |at: usize| {
+            let around = [text[..at].chars().next_back(), text[at + name.len()..].chars().next()];
+            !around.into_iter().flatten().any(char::is_alphanumeric)
+        };
+        let (mut general, mut copied) = (String::new(), 0);
+        for (at, _) in text.match_indices(name).filter(|(at, _)| is_word(*at)) {
+            general += &text[copied..at];
+            general += "NAME";
+            copied = at + name.len();
+        }
+        general + &text[copied..]
+    };
+    let Finding { what, level, found, advice } = finding;
+    Finding { what: what.clone(), level: *level, found: general(found), advice: advice.as_deref().map(general) }
 }
 
 /// Returns all problems of these VMs and of what the host's daemon does with them, the worst first. `now_s` is in seconds since 1970.

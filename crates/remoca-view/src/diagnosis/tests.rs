@@ -302,6 +302,22 @@ fn one_server_that_is_away_is_one_problem_of_many_vms() {
     assert_eq!(causes, wanted.map(|(cause, whose)| (cause, whose.to_owned())));
 }
 
+/// After a package was upgraded, or while a host has no CPU time, they are hundreds.
+#[test]
+fn what_is_found_alike_of_many_vms_is_one_problem() {
+    let old = |number| Ok(Status { version: "0.0.1".into(), ..full_status(number, 3) });
+    let older = Ok(Status { version: "0.0.0".into(), ..full_status(3, 3) });
+    let problems = snapshot(vec![old(1), old(2), older, Err("hung"), Err("hung2"), Err("e")]).problems;
+    let texts: Vec<_> = problems.iter().map(ToString::to_string).collect();
+    assert_eq!(texts.len(), 3, "{texts:#?}");
+    assert!(texts[0].starts_with("failed   e and 2 more: process: it has not answered for 1 s"), "{}", texts[0]);
+    assert!(texts[0].ends_with("`systemctl restart remoca-disk@NAME`"), "{}", texts[0]);
+    assert!(texts[1].starts_with("warning  web001 and 1 more: ") && texts[1].contains("`remoca upgrade NAME`"));
+    // One that is alone with it has a command that works as it stands.
+    assert!(texts[2].starts_with("warning  web003: ") && texts[2].contains("`remoca upgrade web003`"), "{}", texts[2]);
+    assert_eq!(problems[0].vms, ["e", "hung", "hung2"]);
+}
+
 #[test]
 fn a_process_that_is_gone_is_told_with_what_to_do() {
     let answer =
