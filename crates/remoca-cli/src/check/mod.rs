@@ -28,11 +28,12 @@ use std::io::Write;
 use std::time::Duration;
 
 /// Causes of problems that the checks of one VM find by themselves.
-const FOUND_BY_CHECKS: [&str; 11] = [
+const FOUND_BY_CHECKS: [&str; 12] = [
     "failed-flush",
     "disk-unreachable",
     "memory-not-shared",
     "server-unreachable",
+    "spare-server-unreachable",
     "server-away",
     "full-server",
     "agent-gone",
@@ -294,7 +295,7 @@ mod tests {
         assert!(well.len() == 3 && well[1].starts_with("full: "), "{well:?}");
     }
 
-    /// As the screens judge them, which name no server of a cache that has its size.
+    /// As the screens judge them, which call no server of a cache full that has its size.
     #[test]
     fn servers_are_judged_together() {
         let asked = |endpoint: &str, free| Asked {

@@ -251,6 +251,29 @@ fn a_donor_that_is_full_is_named_first() {
     expect_first(&page, &mut machine, "full-server", &words);
 }
 
+#[test]
+fn each_donor_that_is_away_is_named_whether_or_not_the_others_suffice() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Serve::start(folder.path(), "16M");
+    let away = ["away1", "away2"].map(|name| format!("unix:{}", folder.path().join(name).display()));
+    let arguments = away.iter().map(|address| format!("--server={address}")).collect();
+    let setup = Setup { server: Some(server.address.clone()), arguments, seed: 918, ..Setup::default() };
+    let machine = machine("ill", setup);
+    let control = machine.control().display().to_string();
+    let wait_until_named = |rest: &str| {
+        wait_until("each is named", || {
+            let said = String::from_utf8(run(&["top", "--once", &control]).stdout).unwrap();
+            // Long lines are wrapped.
+            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            let is_named = |address: &String| said.contains(&format!("warning ill: server {address}: not connected: "));
+            away.iter().all(is_named) && said.matches(rest).count() == away.len()
+        });
+    };
+    wait_until_named("The others have granted all of the 4M wanted");
+    machine.set("\"cache_bytes\":67108864");
+    wait_until_named("The others have granted 16M of the 64M wanted");
+}
+
 /// Passes bytes on between a client and the memory server at `target`; those of the server come late.
 fn relay(at: &Path, target: &Path) {
     let (listener, target) = (UnixListener::bind(at).unwrap(), target.to_owned());

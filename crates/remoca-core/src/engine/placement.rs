@@ -1,10 +1,11 @@
 //! Placement of the pools: which servers are asked, and which offers are taken.
 //!
 //! Without a session, every server is asked as soon as its backoff allows. With sessions, that is so for the servers of
-//! lost pools; the others are asked only while the cache is smaller than wanted, or on fewer servers than it should be. A
-//! server that still has a pool is chosen at once. Otherwise the other answers are awaited for a short time, and as many
-//! servers are drawn as are needed (`candidates.rs`). A pool never moves: others join it. A server that was taken out of the
-//! list is known as long as it has a pool that is drained, and is asked for that one only.
+//! lost pools; the others are asked only while the cache is smaller than wanted, or on fewer servers than it should be, or
+//! once a minute if they failed, so that the operator learns whether they are back. A server that still has a pool is chosen
+//! at once. Otherwise the other answers are awaited for a short time, and as many servers are drawn as are needed
+//! (`candidates.rs`). A pool never moves: others join it. A server that was taken out of the list is known as long as it has
+//! a pool that is drained, and is asked for that one only.
 //! 1. Every `Ask` gets one answer, and every connection that answered is either used or released.
 //! 2. A session begins and ends in `handle_answer`, `handle_timer`, `handle_disconnected` and `set_servers` only, never
 //!    while frames of a server are handled.
@@ -23,7 +24,7 @@ pub(super) const BACKOFF_MIN_NS: u64 = 100_000_000;
 pub(super) const BACKOFF_MAX_NS: u64 = 5_000_000_000;
 /// Time, in nanoseconds, to wait for other answers after the first one.
 const PATIENCE_NS: u64 = 500_000_000;
-/// Minimum interval between searches for another pool.
+/// Minimum interval between searches for another pool, and between questions to a server that failed and is not needed.
 const LOOK_PAUSE_NS: u64 = 60_000_000_000;
 /// Minimum interval between searches while the servers grant nothing.
 const EMPTY_PAUSE_NS: u64 = 10_000_000_000;
@@ -44,6 +45,8 @@ struct Server {
     number: ServerNumber,
     state: State,
     backoff_ns: u64,
+    /// Whether it could not be reached when it was asked last, or has lost its session since.
+    failed: bool,
     /// Size that the server granted although it had offered more, and when it did.
     gave: Option<(PageCount, Nanos)>,
     /// Median latency of its pages, when it last had a pool.
@@ -61,6 +64,14 @@ impl Server {
     fn fail(&mut self, now: Nanos, random: &mut Random) {
         self.state = State::Idle(now.plus_ns(random.stretch(self.backoff_ns)));
         self.backoff_ns = (self.backoff_ns * 2).clamp(BACKOFF_MIN_NS, BACKOFF_MAX_NS);
+    }
+
+    /// Returns when a server that failed is asked although it is not needed, or `None` for any other server.
+    fn look_again_at(&self) -> Option<Nanos> {
+        match self.state {
+            State::Idle(at) if self.failed && self.is_listed() => Some(at.plus_ns(LOOK_PAUSE_NS)),
+            State::Idle(_) | State::Asked | State::Answered(..) | State::InUse => None,
+        }
     }
 
     /// Returns the size that the server can grant this VM, as far as its offer is trusted.
@@ -149,8 +160,9 @@ impl Placement {
         for &number in listed.iter().chain(leaving) {
             if !self.has(number) {
                 let state = if seated(number) { State::InUse } else { State::Idle(now) };
+                let (backoff_ns, failed) = (BACKOFF_MIN_NS, false);
                 let (gave, latency_ns, leaves_since) = (None, None, None);
-                self.servers.push(Server { number, state, backoff_ns: BACKOFF_MIN_NS, gave, latency_ns, leaves_since });
+                self.servers.push(Server { number, state, backoff_ns, failed, gave, latency_ns, leaves_since });
             }
         }
         for server in &mut self.servers {
@@ -188,6 +200,7 @@ impl Placement {
         if matches!(self.servers[at].state, State::InUse) {
             return false;
         }
+        self.servers[at].failed = offer.is_none();
         match offer {
             Some(offer) => self.servers[at].state = State::Answered(offer, now),
             None => self.servers[at].fail(now, &mut self.random),
@@ -229,6 +242,7 @@ impl Placement {
     fn end(&mut self, now: Nanos, seat: Seat, backoff_ns: Option<u64>) {
         if let Some(server) = self.servers.iter_mut().find(|server| server.number == seat.server) {
             server.backoff_ns = backoff_ns.unwrap_or(server.backoff_ns);
+            server.failed = true;
             server.fail(now, &mut self.random);
         }
     }
@@ -260,13 +274,17 @@ impl Placement {
         }
     }
 
-    /// Returns whether the cache needs another pool: for more memory, or so that the loss of one costs less.
+    /// Returns whether to search for another pool now: while sizes change, it is not known what is missing.
     fn wants_pool(&self, need: &Need) -> bool {
+        need.settled && self.lacks_pool(need)
+    }
+
+    /// Returns whether the cache needs another pool: for more memory, or so that the loss of one costs less.
+    fn lacks_pool(&self, need: &Need) -> bool {
         let listed = || self.servers.iter().filter(|server| server.is_listed());
         let others = listed().filter(|server| !matches!(server.state, State::InUse));
         let lacks_spread = need.wanted >= SPREAD_MIN && need.members() < SPREAD_POOLS.min(listed().count());
         need.seats > 0
-            && need.settled
             && need.can_add
             && (need.missing() > 0 || lacks_spread)
             && others.filter(|server| need.lost_at(server.number).is_none()).count() > 0
@@ -282,7 +300,8 @@ impl Placement {
         let look = (!self.looking && self.wants_pool(need))
             .then(|| self.first_idle(Server::is_listed).map(|at| at.max(self.look_at(need))))
             .flatten();
-        [decide, lost, look].into_iter().flatten().min()
+        let failed = (!self.lacks_pool(need)).then(|| self.servers.iter().filter_map(Server::look_again_at).min());
+        [decide, lost, look, failed.flatten()].into_iter().flatten().min()
     }
 
     /// Returns the earliest time at which one of these servers may be asked, or `None` if none of them is idle.
@@ -296,12 +315,15 @@ impl Placement {
         self.servers.iter().filter_map(at).min()
     }
 
-    /// Asks servers that are due. During a session, these are those of lost pools and, if a search is due, all others.
+    /// Asks servers that are due. During a session, these are those of lost pools and, if a search is due, all others. While no other
+    /// pool is needed, they are also those that failed a minute ago.
     pub(super) fn ask(&mut self, now: Nanos, need: &Need, actions: &mut VecDeque<Action>) {
         let all = need.seats == 0 || self.begins_search(now, need);
+        let looks_again = !self.lacks_pool(need);
         for server in &mut self.servers {
             let is_due = matches!(server.state, State::Idle(at) if at <= now);
-            if is_due && may_ask(server, need, all) {
+            let is_due_again = looks_again && server.look_again_at().is_some_and(|at| at <= now);
+            if is_due_again || is_due && may_ask(server, need, all) {
                 server.state = State::Asked;
                 actions.push_back(Action::Ask(server.number));
             }

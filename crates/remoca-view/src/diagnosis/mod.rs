@@ -20,6 +20,7 @@ use crate::lately::Lately;
 use crate::shown::Shown;
 use crate::text::count_of;
 use crate::vm::{Heard, Silence, Vm};
+use Finds::{Each, One};
 use found::Found;
 use remoca_protocol::control::Status;
 use serde::{Deserialize, Serialize};
@@ -41,37 +42,45 @@ pub struct Problem {
 }
 
 /// A rule: the name of its cause, and what finds it in a VM that answers.
-type Rule = (&'static str, fn(&Vm, &Shown) -> Option<Found>);
+type Rule = (&'static str, Finds);
+
+enum Finds {
+    /// One thing at most.
+    One(fn(&Vm, &Shown) -> Option<Found>),
+    /// One for each of several memory servers.
+    Each(fn(&Shown) -> Vec<Found>),
+}
 
 /// All rules, in the order in which their problems are shown.
-const RULES: [Rule; 27] = [
-    ("failed-flush", disk::failed_flush),
-    ("disk-unreachable", disk::unreachable),
-    ("image-shrunk", disk::shrunk),
-    ("memory-not-shared", |_, shown| guest::memory(&shown.status).and_then(Found::from_finding)),
-    ("foreign-writer", disk::foreign_writer),
-    ("disk-errors", disk::errors),
-    ("lying-server", server::lies),
-    ("slow-disk", disk::slow),
-    ("slow-server", server::slow),
-    ("server-unreachable", server::unreachable),
-    ("server-away", server::away),
-    ("full-server", server::full),
-    ("server-lost-pages", server::lost_pages),
-    ("agent-gone", |_, shown| guest::agent(&shown.status).and_then(Found::from_finding)),
-    ("agent-loses-pages", guest::lost_pages),
-    ("disk-not-attached", |_, shown| Found::from_finding(guest::attached(&shown.status))),
-    ("disks-elsewhere", guest::migrated),
-    ("unknown-content", guest::unknown_content),
-    ("misaligned", guest::misaligned),
-    ("guest-too-large", guest::too_large),
-    ("configuration", |_, shown| configuration(&shown.status)),
-    ("state-lost", |_, shown| state_lost(&shown.status)),
-    ("old-version", |_, shown| Found::from_finding(process(&shown.status))),
-    ("size-not-seen", disk::size_not_seen),
-    ("no-server", server::none),
-    ("fast-disk", server::is_no_faster),
-    ("trace-lost", |_, shown| trace(&shown.status)),
+const RULES: [Rule; 28] = [
+    ("failed-flush", One(disk::failed_flush)),
+    ("disk-unreachable", One(disk::unreachable)),
+    ("image-shrunk", One(disk::shrunk)),
+    ("memory-not-shared", One(|_, shown| guest::memory(&shown.status).and_then(Found::from_finding))),
+    ("foreign-writer", One(disk::foreign_writer)),
+    ("disk-errors", One(disk::errors)),
+    ("lying-server", One(server::lies)),
+    ("slow-disk", One(disk::slow)),
+    ("slow-server", One(server::slow)),
+    ("server-unreachable", Each(server::unreachable)),
+    ("server-away", One(server::away)),
+    ("full-server", One(server::full)),
+    ("server-lost-pages", One(server::lost_pages)),
+    ("agent-gone", One(|_, shown| guest::agent(&shown.status).and_then(Found::from_finding))),
+    ("agent-loses-pages", One(guest::lost_pages)),
+    ("disk-not-attached", One(|_, shown| Found::from_finding(guest::attached(&shown.status)))),
+    ("disks-elsewhere", One(guest::migrated)),
+    ("unknown-content", One(guest::unknown_content)),
+    ("misaligned", One(guest::misaligned)),
+    ("guest-too-large", One(guest::too_large)),
+    ("configuration", One(|_, shown| configuration(&shown.status))),
+    ("state-lost", One(|_, shown| state_lost(&shown.status))),
+    ("old-version", One(|_, shown| Found::from_finding(process(&shown.status)))),
+    ("size-not-seen", One(disk::size_not_seen)),
+    ("spare-server-unreachable", Each(server::spare)),
+    ("no-server", One(server::none)),
+    ("fast-disk", One(server::is_no_faster)),
+    ("trace-lost", One(|_, shown| trace(&shown.status))),
 ];
 
 /// Causes of problems for which the host's daemon is there and does not work.
@@ -162,7 +171,13 @@ fn of_vm(vm: &Vm) -> Vec<(usize, Problem)> {
     };
     let silent = vm.silence.iter().map(|silence| silent(vm, silence)).map(|(cause, found)| (0, problem(cause, found)));
     let shown = vm.status.iter().flat_map(|shown| {
-        let found = RULES.iter().zip(1..).filter_map(|((cause, rule), rank)| Some((rank, *cause, rule(vm, shown)?)));
+        let found = RULES.iter().zip(1..).flat_map(move |((cause, finds), rank)| {
+            let found: Vec<Found> = match finds {
+                One(find) => find(vm, shown).into_iter().collect(),
+                Each(find) => find(shown),
+            };
+            found.into_iter().map(move |found| (rank, *cause, found))
+        });
         found.map(|(rank, cause, found)| (rank, problem(cause, found)))
     });
     silent.chain(shown).collect()

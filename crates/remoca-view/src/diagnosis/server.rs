@@ -81,24 +81,42 @@ pub fn none(_: &Vm, shown: &Shown) -> Option<Found> {
     })
 }
 
-pub fn unreachable(_: &Vm, shown: &Shown) -> Option<Found> {
-    let is_on = shown.status.cache.enabled;
-    let Some(server) = shown.status.server.as_ref().filter(|server| is_on && !server.connected) else {
-        return missing(shown);
-    };
-    let reason = server.error.as_deref().unwrap_or("no answer yet");
-    let reads = if shown.status.cache.local_granted_bytes > 0 { "Reads beyond the local tier" } else { "Reads" };
-    Some(not_connected(shown, &server.endpoint, reason, &format!("{reads} go to the disk")))
+/// Names each server that cannot be reached while none can, or while the others have less than what is wanted.
+pub fn unreachable(shown: &Shown) -> Vec<Found> {
+    let Status { cache, server, .. } = &shown.status;
+    match server.as_ref().filter(|_| cache.enabled) {
+        Some(server) if !server.connected => {
+            let reads = if cache.local_granted_bytes > 0 { "Reads beyond the local tier" } else { "Reads" };
+            let meanwhile = format!("{reads} go to the disk");
+            let reason = server.error.as_deref().unwrap_or("no answer yet");
+            let mut found = vec![not_connected(shown, &server.endpoint, reason, &meanwhile)];
+            let others = missing(shown).filter(|(endpoint, _)| *endpoint != server.endpoint);
+            found.extend(others.map(|(endpoint, reason)| not_connected(shown, endpoint, reason, &meanwhile)));
+            found
+        }
+        Some(_) if cache.granted_bytes < cache.wanted_bytes => {
+            let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
+            let rest = format!("The others have granted {granted} of the {wanted} wanted");
+            missing(shown).map(|(endpoint, reason)| not_connected(shown, endpoint, reason, &rest)).collect()
+        }
+        Some(_) | None => Vec::new(),
+    }
 }
 
-/// Names a server of several that cannot be used, if the others have less than what is wanted.
-fn missing(shown: &Shown) -> Option<Found> {
-    let Status { cache, servers, .. } = &shown.status;
-    asked(shown).filter(|_| cache.granted_bytes < cache.wanted_bytes)?;
-    let server = servers.iter().find(|server| is_missing(server))?;
-    let (granted, wanted) = (show_size(cache.granted_bytes), show_size(cache.wanted_bytes));
-    let rest = format!("The others have granted {granted} of the {wanted} wanted");
-    Some(not_connected(shown, &server.endpoint, server.error.as_deref()?, &rest))
+/// Names each server that cannot be reached while the others suffice. They may not if another one is lost.
+pub fn spare(shown: &Shown) -> Vec<Found> {
+    let cache = &shown.status.cache;
+    if asked(shown).is_none() || cache.granted_bytes < cache.wanted_bytes {
+        return Vec::new();
+    }
+    let rest = format!("The others have granted all of the {} wanted", show_size(cache.wanted_bytes));
+    missing(shown).map(|(endpoint, reason)| not_connected(shown, endpoint, reason, &rest)).collect()
+}
+
+/// Returns each server of the list that has no pool because it cannot be used, and why it cannot.
+fn missing(shown: &Shown) -> impl Iterator<Item = (&str, &str)> {
+    let servers = shown.status.servers.iter().filter(|server| is_missing(server));
+    servers.filter_map(|server| Some((server.endpoint.as_str(), server.error.as_deref()?)))
 }
 
 /// Returns whether a server of the list has no pool, because it cannot be used.

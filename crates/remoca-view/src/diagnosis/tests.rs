@@ -164,6 +164,13 @@ fn each_fault_is_named_first() {
             (status.servers[1].in_use, status.servers[1].error) = (false, Some("no route".into()));
         },
     );
+    expect_first(
+        "spare-server-unreachable",
+        &["tcp:donor2:7070: not connected: no route. The others", "all of the 2G"],
+        |status| {
+            (status.servers[1].in_use, status.servers[1].error) = (false, Some("no route".into()));
+        },
+    );
     expect_first("fast-disk", &["no faster than the disk (0.09 ms)"], |status| {
         status.server.as_mut().expect("a server").breaker = "open".into();
         status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
@@ -192,6 +199,37 @@ fn each_fault_is_named_first() {
         status.state_lost = Some("no room".into());
     });
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
+}
+
+/// The second of two that are dead is as dead as the first.
+#[test]
+fn each_server_that_cannot_be_reached_is_named() {
+    let named = |cause: &str, change: &dyn Fn(&mut Status)| {
+        let problems = problems(|status| {
+            for server in &mut status.servers {
+                (server.in_use, server.error) = (false, Some("no route".into()));
+            }
+            let own = KnownServerStatus {
+                endpoint: "tcp:donor3:7070".into(),
+                in_use: true,
+                error: None,
+                ..status.servers[0].clone()
+            };
+            status.servers.push(own);
+            change(status);
+        });
+        assert!(problems.iter().all(|problem| problem.cause == cause), "{problems:#?}");
+        problems.into_iter().map(|problem| problem.finding.what).collect::<Vec<_>>()
+    };
+    let dead = ["server tcp:donor1:7070", "server tcp:donor2:7070"];
+    assert_eq!(named("spare-server-unreachable", &|_| {}), dead);
+    assert_eq!(named("server-unreachable", &|status| status.cache.granted_bytes = 0), dead);
+    let none = named("server-unreachable", &|status| {
+        status.cache.granted_bytes = 0;
+        status.server.as_mut().expect("a server").connected = false;
+    });
+    assert_eq!(none, dead);
+    assert!(named("", &|status| status.cache.enabled = false).is_empty());
 }
 
 #[test]

@@ -303,6 +303,12 @@ fn with_the_only_server_lost_the_next_one_has_the_pool_at_once() {
     assert_eq!(bench.gives(B, 8), []);
     assert!(!bench.cached(3));
     assert_eq!(bench.work(), []);
+    // The operator is to know whether A is back.
+    for (seconds, offer, expected) in [(60, None, vec![]), (120, room(2, 8), vec![Action::Release(A)])] {
+        assert_eq!(bench.until_next(), [Action::Ask(A)]);
+        assert!((seconds..=seconds + 4).contains(&(bench.now.0 / SECOND)), "{:?}", bench.now);
+        assert_eq!(bench.answer(A, offer), expected);
+    }
     assert_eq!(bench.engine.next_deadline(), None, "A being back is no reason to change anything");
 }
 
@@ -405,7 +411,8 @@ fn a_small_cache_grows_when_its_server_has_memory_again() {
     assert_eq!(bench.until_next(), [size(A, 8)]);
     assert!((8..=11).contains(&(bench.now.0 / SECOND)), "{:?}", bench.now);
     assert_eq!(bench.gives(A, 8), []);
-    assert_eq!(bench.engine.next_deadline(), None);
+    assert_eq!(bench.until_next(), [Action::Ask(B)], "whether it is back");
+    assert!((60..=65).contains(&(bench.now.0 / SECOND)), "{:?}", bench.now);
 }
 
 #[test]
