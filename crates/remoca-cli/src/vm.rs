@@ -61,6 +61,17 @@ impl Vm {
         Self::with_files(running, &own_name, &socket, folder, files)
     }
 
+    /// Returns the VM `name` as it would start, whose process has the control socket `socket` and is not asked. Returns `None` if it is not
+    /// configured.
+    ///
+    /// # Errors
+    /// If its files have a mistake and there is no good copy.
+    pub fn of_files(name: &str, socket: &Path, folder: &Path) -> Result<Option<Self>> {
+        let files = Files::read(folder, Some(name));
+        let is_configured = files.as_ref().map_or(true, |files| files.vm.is_some());
+        is_configured.then(|| Self::with_files(None, name, socket, folder, files)).transpose()
+    }
+
     /// Returns the VM whose process has the control socket `socket` and this status.
     ///
     /// # Errors

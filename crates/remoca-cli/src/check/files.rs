@@ -102,9 +102,13 @@ fn refused(found: String, why: &anyhow::Error, name: &str) -> Finding {
     }
 }
 
+/// Returns the finding that the files cannot be used.
+pub(super) fn failed(text: String) -> Finding {
+    Finding::failed(WHAT, text, ADVICE)
+}
+
 /// Returns a finding for each mistake that is not in those of `told`, with the mistake; and one if the files cannot be read.
 fn new(mistakes: Result<Vec<Mistake>>, told: &[Finding]) -> impl Iterator<Item = (Option<Mistake>, Finding)> {
-    let failed = |text: String| Finding::failed(WHAT, text, ADVICE);
     let found = match mistakes {
         Err(error) => vec![(None, failed(format!("{error:#}")))],
         Ok(mistakes) => mistakes

@@ -14,19 +14,20 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-pub(super) fn check(vm: &Vm) -> Vec<Finding> {
+/// Checks the images of a VM. If its process hangs, it is not known what it says of them.
+pub(super) fn check(vm: &Vm, hangs: bool) -> Vec<Finding> {
     let begun = match &vm.running {
         Some(status) => {
             let status = Arc::new(status.clone());
             (0..status.disks.len()).map(|at| begin_running(&status, at)).collect()
         }
-        None => vm.disks().map(|(name, disk)| begin_configured(format!("image {name}"), disk.clone())).collect(),
+        None => vm.disks().map(|(name, disk)| begin_configured(format!("image {name}"), disk.clone(), hangs)).collect(),
     };
-    let hangs = |(what, image): (String, String)| {
+    let does_not_answer = |(what, image): (String, String)| {
         let advice = "Is its server there, and the way to it? Whoever reads the image waits until it answers";
         Finding::failed(what, format!("{image}: its file system does not answer"), advice)
     };
-    look::end(begun).map(|(image, found)| found.unwrap_or_else(|| hangs(image))).collect()
+    look::end(begun).map(|(image, found)| found.unwrap_or_else(|| does_not_answer(image))).collect()
 }
 
 /// A look at an image: what is checked, the image, and what is found.
@@ -38,9 +39,9 @@ fn begin_running(status: &Arc<Status>, at: usize) -> Look {
     (image, look::begin(move || of_running(&status, &status.disks[at])))
 }
 
-fn begin_configured(what: String, disk: DiskOptions) -> Look {
+fn begin_configured(what: String, disk: DiskOptions, hangs: bool) -> Look {
     let image = (what.clone(), disk.image.clone());
-    (image, look::begin(move || of_configured(what, &disk)))
+    (image, look::begin(move || of_configured(what, &disk, hangs)))
 }
 
 fn of_running(status: &Status, disk: &DiskStatus) -> Finding {
@@ -98,7 +99,7 @@ fn is_elsewhere(pid: u32, image: &str) -> bool {
     }
 }
 
-fn of_configured(what: String, disk: &DiskOptions) -> Finding {
+fn of_configured(what: String, disk: &DiskOptions, hangs: bool) -> Finding {
     let image = &disk.image;
     if image.starts_with("nbd:") || image.starts_with("nbd+unix:") {
         return Finding::warning(
@@ -117,6 +118,9 @@ fn of_configured(what: String, disk: &DiskOptions) -> Finding {
             Finding::ok(what, format!("{image}, {}, used by nobody", show_size(metadata.len())))
         }
         Ok(()) => Finding::ok(what, format!("{image}, used by nobody")),
+        Err(LockFailure::InUse) if hangs => {
+            Finding::ok(what, format!("{image}: locked, as it is while its process is there"))
+        }
         Err(LockFailure::InUse) => Finding::failed(
             what,
             format!("{image}: another program uses it"),

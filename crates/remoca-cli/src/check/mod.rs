@@ -25,6 +25,7 @@ use remoca_protocol::control::{CacheStatus, KnownServerStatus, Status, TOO_MANY_
 use remoca_view::diagnosis::{self, MORE_CLIENTS, Problem};
 use remoca_view::finding::{Finding, Level};
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 /// Causes of problems that the checks of one VM find by themselves.
@@ -47,9 +48,9 @@ const FOUND_BY_CHECKS: [&str; 12] = [
 ///
 /// With NAME it works for a VM process that runs, and for one that is configured: what is wrong now, files of the configuration,
 /// image and lock, memory servers, sockets and who may connect, and of a running one also the guest's memory, whether its QEMU
-/// reconnects, the agent, and limits. Without, it lists what `remoca top` and the page name as wrong, and mistakes in the files of the
-/// configuration, the worst first. Nothing is changed. The exit code is 1 if anything has failed, or if VMs are configured and none
-/// runs; a host without VMs is no failure.
+/// reconnects, the agent, and limits. One whose process hangs is checked as one that does not run. Without, it lists what
+/// `remoca top` and the page name as wrong, and mistakes in the files of the configuration, the worst first. Nothing is changed.
+/// The exit code is 1 if anything has failed, or if VMs are configured and none runs; a host without VMs is no failure.
 ///
 /// As JSON it is a list of objects with `what`, `level` (ok, warning, failed), `found` and `advice`; without NAME only what is wrong,
 /// also with `cause` and `vms`.
@@ -133,15 +134,7 @@ fn of_none(args: &CheckArgs) -> Result<()> {
 }
 
 fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
-    let vm = Vm::find(name, &args.folder.config)?;
-    let mut findings = vec![process(&vm)];
-    findings.extend(files::check(&vm, &args.folder.config));
-    findings.extend(image::check(&vm));
-    findings.extend(servers(&vm));
-    findings.extend(reach::check(&vm));
-    findings.extend(guest::check(&vm));
-    findings.extend(limits::check(&vm));
-    let findings = with_problems(vm.running.iter().flat_map(diagnosis::of_status), findings);
+    let (own_name, findings) = checked(name, &args.folder.config)?;
     let mut out = output();
     if args.prints_json() {
         writeln!(out, "{}", serde_json::to_string_pretty(&findings)?)?;
@@ -150,8 +143,38 @@ fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
     }
     match findings.iter().filter(|finding| finding.level == Level::Failed).count() {
         0 => Ok(()),
-        count => bail!("{}: {count} of {} checks failed", vm.options.name, findings.len()),
+        count => bail!("{own_name}: {count} of {} checks failed", findings.len()),
     }
+}
+
+/// Returns the name of a VM, and what was found of it. One whose process hangs is checked as one that does not run.
+fn checked(name: &str, config: &Path) -> Result<(String, Vec<Finding>)> {
+    let socket = runtime::socket_named(name)?;
+    let seen = remoca_view::watch::take_one(std::slice::from_ref(&socket), None)?;
+    let Some(hangs) = seen.problems.into_iter().find(|problem| problem.cause == "process-hangs") else {
+        let vm = Vm::find(name, config)?;
+        let findings = checks(&vm, process(&vm), false, config);
+        return Ok((vm.options.name, with_problems(vm.running.iter().flat_map(diagnosis::of_status), findings)));
+    };
+    let own_name = hangs.whose();
+    let findings = match Vm::of_files(&own_name, &socket, config) {
+        Ok(Some(vm)) => checks(&vm, hangs.finding, true, config),
+        Ok(None) => vec![hangs.finding],
+        Err(error) => vec![hangs.finding, files::failed(format!("{error:#}"))],
+    };
+    Ok((own_name, findings))
+}
+
+/// Checks everything that a VM needs. Returns what is found behind what was found of its `process`.
+fn checks(vm: &Vm, process: Finding, hangs: bool, config: &Path) -> Vec<Finding> {
+    let mut findings = vec![process];
+    findings.extend(files::check(vm, config));
+    findings.extend(image::check(vm, hangs));
+    findings.extend(servers(vm));
+    findings.extend(reach::check(vm, hangs));
+    findings.extend(guest::check(vm));
+    findings.extend(limits::check(vm));
+    findings
 }
 
 /// Returns what the screens name as wrong with one VM, and what the checks have found. What both have found is there once.

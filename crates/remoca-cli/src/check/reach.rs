@@ -25,13 +25,15 @@ struct Account {
     gids: Vec<u32>,
 }
 
-pub(super) fn check(vm: &Vm) -> Vec<Finding> {
+/// Checks the sockets of a VM. If its process `hangs`, it listens at them.
+pub(super) fn check(vm: &Vm, hangs: bool) -> Vec<Finding> {
     let qemu = qemu_user();
     let sockets = sockets(vm);
     if vm.running.is_some() {
         return sockets.iter().map(|(name, path)| of_running(name, path, qemu.as_ref())).collect();
     }
-    let taken = sockets.iter().filter(|(_, path)| has_listener(path)).map(|(name, path)| of_another(name, path));
+    let taken =
+        sockets.iter().filter(|(_, path)| !hangs && has_listener(path)).map(|(name, path)| of_another(name, path));
     let mut findings: Vec<_> = taken.collect();
     findings.extend(sockets.iter().filter_map(|(name, path)| without_folder(name, path)));
     let is_in_group = |user: &Account| vm.options.socket_group.is_some_and(|group| user.gids.contains(&group));

@@ -3,7 +3,7 @@
 use super::configuration::Scene;
 use super::support::hanging_fs::{HangingFs, may_mount};
 use super::support::machine::{Machine, Setup};
-use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, run, status};
+use super::support::program::{Program, REMOCA, Serve, Signal, command, expect_refusal, run, status, until_answered};
 use super::support::wait_until;
 use remoca_io::lock::{LockFailure, lock, probe};
 use std::fs::{self, File};
@@ -13,10 +13,18 @@ use std::process::{Output, Stdio};
 
 const FAILURE: i32 = 1;
 
+fn run_check(name: &str, configuration: &Path) -> Output {
+    run(&["check", name, "-o", "json", "--config", configuration.to_str().unwrap()])
+}
+
 /// Returns what is found as `LEVEL WHAT: FOUND`, with the exit code.
 #[track_caller]
 fn check(name: &str, configuration: &Path) -> (Vec<String>, Option<i32>) {
-    let output: Output = run(&["check", name, "-o", "json", "--config", configuration.to_str().unwrap()]);
+    found_in(&until_answered(|| run_check(name, configuration)))
+}
+
+#[track_caller]
+fn found_in(output: &Output) -> (Vec<String>, Option<i32>) {
     let findings: Vec<serde_json::Value> =
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
     let text = |finding: &serde_json::Value, key: &str| finding[key].as_str().unwrap().to_owned();
@@ -192,6 +200,34 @@ fn a_qemu_that_waits_for_a_socket_is_named_with_it() {
     assert!(!found.iter().any(|line| line.contains("none of it is shared")), "{found:#?}");
     drop(qemu.stdin.take());
     qemu.wait().unwrap();
+}
+
+#[test]
+fn a_vm_whose_process_hangs_is_checked_as_one_that_does_not_run() {
+    let setup = Setup { seed: 88, ..Setup::default() };
+    let (server, machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
+    let (image, control) = (machine.status().disks[0].image.clone(), machine.control());
+    machine.program.signal(Signal::STOP);
+    let (found, code) = found_in(&run_check(control.to_str().unwrap(), Path::new("/nonexistent")));
+    expect(&found, &["failed process: it has not answered for "]);
+    assert_eq!((found.len(), code), (1, Some(FAILURE)), "{found:#?}");
+
+    let configuration = tempfile::tempdir().unwrap();
+    fs::create_dir(configuration.path().join("vms")).unwrap();
+    let disk = format!("[[disk]]\nname = 'root'\nformat = 'raw'\nimage = '{image}'\nsocket = '/run/remoca/s'\n");
+    let text = format!("version = 1\nserver = ['{}']\ncache = '4M'\n{disk}", server.address);
+    fs::write(configuration.path().join("vms/control.toml"), text).unwrap();
+    let (found, code) = found_in(&run_check(control.to_str().unwrap(), configuration.path()));
+    expect(
+        &found,
+        &[
+            "failed process: it has not answered for ",
+            "ok configuration: has no mistakes",
+            &format!("ok image root: {image}: locked, "),
+            &format!("ok server {}: ", server.address),
+        ],
+    );
+    assert_eq!(code, Some(FAILURE));
 }
 
 /// As in `remoca check | head -1`, and in `remoca check 2>&1 | head -1`.

@@ -3,7 +3,7 @@
 use super::control::CLIENTS_MAX;
 use super::full_disk::Small;
 use super::support::program::{
-    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run_command, status, with_run,
+    Program, REMOCA, Serve, Signal, ask_raw, command, expect_refusal, run_command, status, until_answered, with_run,
 };
 use super::support::wait_until;
 use remoca_frontend::testing::{Command, Options, TestGuest};
@@ -228,7 +228,7 @@ fn a_broken_file_stops_nothing_that_ran_before() {
     assert!(program.log().contains(&format!("{file}:2: ")), "{}", program.log());
     assert!(said(&scene.ask("status", &[])).contains("last good copy"));
     // Other commands are about that copy too, and say so.
-    let checked = scene.ask("check", &[]);
+    let checked = until_answered(|| scene.ask("check", &[]));
     expect_refused_finding(&checked, &format!("failed   configuration: the configuration cannot be used: {file}:2: "));
     let xml = said(&scene.ask("xml", &["--libvirt", "10.0"]));
     assert!(xml.contains("by the last good copy") && xml.contains(&scene.text("socket")), "{xml}");
@@ -246,7 +246,7 @@ fn a_broken_file_stops_nothing_that_ran_before() {
     assert!(notice.contains("last good copy") && notice.contains(&missing), "{notice}");
     scene.configure("buffers = '48M'");
     let pending = "warning  configuration: not in effect yet: buffers: 32M -> 48M";
-    expect_refused_finding(&scene.ask("check", &[]), pending);
+    expect_refused_finding(&until_answered(|| scene.ask("check", &[])), pending);
     assert!(said(&scene.ask("upgrade", &[])).contains("web1: buffers: 32M -> 48M"));
     assert_eq!(status(&scene.control()).notice, None);
     program.terminate();
@@ -702,7 +702,7 @@ fn what_a_flag_displaces_is_announced_by_nobody() {
     scene.configure("cache = '3M'\nbuffers = '32M'");
     let mut program = scene.start(&["--cache", "2M"]);
     scene.configure("cache = '4M'\nbuffers = '32M'");
-    let checked = scene.ask("check", &[]);
+    let checked = until_answered(|| scene.ask("check", &[]));
     let checked = String::from_utf8_lossy(&checked.stdout);
     assert!(checked.contains("configuration: is in effect") && !checked.contains("3M -> 4M"), "{checked}");
     let shown = run_command(&mut scene.command(&["config", "show", &scene.text("web1.ctl")]));
@@ -778,9 +778,11 @@ fn mistakes_in_files_are_found_with_and_without_a_name() {
         return leave_out("this user may not mount a file system in memory");
     }
     let check = |name: Option<&str>| -> Vec<(String, String)> {
-        let mut command = with_run(&scene.path("remoca")).unwrap();
-        command.args([REMOCA, "check", "-o", "json"]).args(name).env("REMOCA_CONFIG", scene.folder.path());
-        let output = run_command(&mut command);
+        let output = until_answered(|| {
+            let mut command = with_run(&scene.path("remoca")).unwrap();
+            command.args([REMOCA, "check", "-o", "json"]).args(name).env("REMOCA_CONFIG", scene.folder.path());
+            run_command(&mut command)
+        });
         let findings: Vec<serde_json::Value> =
             serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"));
         let is_failed = findings.iter().any(|finding| finding["level"] == "failed");

@@ -7,7 +7,7 @@ use super::support::machine::{Machine, Setup};
 use super::support::model::BLOCK;
 use super::support::page::Page;
 use super::support::program::{
-    REMOCA, Serve, Signal, command, expect_refusal, install, run, run_command, status, with_run,
+    REMOCA, Serve, Signal, command, expect_refusal, install, run, run_command, status, until_answered, with_run,
 };
 use super::support::{wait_at_most, wait_until};
 use remoca_frontend::testing::{Options, TestGuest};
@@ -235,7 +235,7 @@ fn a_donor_that_lies_is_named_first() {
     expect_first(&page, &mut machine, "lying-server", &["warning  ill: server ", &server.address, "it lies: "]);
     // `remoca check` begins with it.
     let control = machine.control().display().to_string();
-    let checked = run(&["check", &control, "-o", "json", "--config", "/nonexistent"]);
+    let checked = until_answered(|| run(&["check", &control, "-o", "json", "--config", "/nonexistent"]));
     let findings: Vec<Value> = serde_json::from_slice(&checked.stdout).unwrap();
     assert!(findings[0]["found"].as_str().unwrap().starts_with("it lies: "), "{findings:#?}");
 }

@@ -118,6 +118,20 @@ pub fn run_command(command: &mut Command) -> Output {
     run_within(PATIENCE, command)
 }
 
+/// Repeats a `remoca check` of processes that are well, until they have answered within its second: on a busy machine one may not,
+/// now and then.
+#[track_caller]
+pub fn until_answered(mut check: impl FnMut() -> Output) -> Output {
+    let mut answered = None;
+    wait_until("the processes answer in time", || {
+        let output = check();
+        let hangs = String::from_utf8_lossy(&output.stdout).contains("it has not answered for ");
+        answered = (!hangs).then_some(output);
+        answered.is_some()
+    });
+    answered.unwrap()
+}
+
 #[track_caller]
 pub fn run_within(patience: Duration, command: &mut Command) -> Output {
     let folder = tempfile::tempdir().unwrap();
