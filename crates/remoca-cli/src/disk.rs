@@ -89,7 +89,7 @@ pub fn check_file_name(name: &str) -> Result<()> {
         bail!("invalid VM name `{}`: the unit's command would take it for an option", name.escape_debug());
     }
     // A user without a directory has to say where the socket is.
-    let control = runtime::socket_of(name).ok();
+    let control = runtime::directory().map(|directory| runtime::socket_in(&directory, name));
     let fits = |control: PathBuf| check_control(&control, Some(name));
     let checked = check_name(Some(name)).and_then(|()| control.map_or(Ok(()), fits));
     // There are no options that could not be used.

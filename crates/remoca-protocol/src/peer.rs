@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn what_cannot_be_is_an_error_and_takes_no_memory() {
         let too_long = [kind::WORDS, 0xff, 0xff, 0xff, 0x7f];
-        let bad = [&[10, 0, 0, 0, 0][..], &too_long, &[kind::WANT, 1, 0, 0, 0, 0], &[kind::WORDS, 9, 0, 0, 0, 1], &[1]];
+        let bad = [&[12, 0, 0, 0, 0][..], &too_long, &[kind::WANT, 1, 0, 0, 0, 0], &[kind::WORDS, 9, 0, 0, 0, 1], &[1]];
         for bytes in bad {
             assert!(heard(bytes).is_err(), "{bytes:?}");
         }

@@ -65,7 +65,7 @@ fn sockets(vm: &Vm) -> Vec<(String, PathBuf)> {
 /// Returns a finding if there is no folder for a socket that is to come, and the start of the process makes none.
 fn without_folder(name: &str, path: &Path) -> Option<Finding> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty())?;
-    let is_made = || folder == Path::new(OF_ROOT) || directory().is_ok_and(|default| default == folder);
+    let is_made = || folder == Path::new(OF_ROOT) || directory().is_some_and(|default| default == folder);
     (!folder.is_dir() && !is_made()).then(|| {
         let found = format!("{}: there is no folder {}", path.display(), folder.display());
         let advice = format!("Make it, at each boot if it is in /run, or use {OF_ROOT}");
@@ -90,15 +90,13 @@ fn of_running(name: &str, path: &Path, qemu: Option<&Account>) -> Finding {
             let found = format!("{shown}: {} may not enter {folder}", user.name);
             Finding::failed(what, found, format!("`chmod o+x {folder}`, or use /run/remoca"))
         }
+        (Some(user), None) if !permits(&metadata, user, WRITE) => unreachable(what, modes, user),
         _ if metadata.mode() & WRITE != 0 => {
             let advice = format!("`chmod o= {shown}`, and set `socket-group` if QEMU runs as a user of its own");
             Finding::warning(what, format!("{modes}: every user may connect in place of the guest"), advice)
         }
         (None, _) => Finding::ok(what, format!("{modes}; there is no user for libvirt's QEMU here")),
-        (Some(user), None) if permits(&metadata, user, WRITE) => {
-            Finding::ok(what, format!("{modes}: {} may connect", user.name))
-        }
-        (Some(user), None) => unreachable(what, modes, user),
+        (Some(user), None) => Finding::ok(what, format!("{modes}: {} may connect", user.name)),
     }
 }
 

@@ -676,7 +676,7 @@ fn nothing_outlives_a_process_whose_new_state_file_is_lost() {
 fn begin_without_room(path: &Path, engine: EngineConfig) -> Driver {
     let mut driver = begin_with_state(path, engine);
     let _in_the_way = StateFile::create(path, engine.disks, layout(&engine).words()).unwrap();
-    driver.vm.size.aim_at(PageCount(1 << 16));
+    driver.vm.size.set_tiers(TierSizes { cache: PageCount(1 << 16), ..TierSizes::default() });
     driver.vm.fit_index(true);
     driver.take_index();
     driver.end_move();
@@ -700,7 +700,7 @@ fn a_lost_state_file_is_made_again_for_the_index_as_it_is() {
     assert!(driver.vm.engine.index().words().outlives_process());
     assert_eq!(driver.vm.size.next_deadline(&driver.vm.warmth), None);
     // The next one grows beside it, as if it had never been lost.
-    driver.vm.size.aim_at(PageCount(1 << 17));
+    driver.vm.size.set_tiers(TierSizes { cache: PageCount(1 << 17), ..TierSizes::default() });
     driver.vm.fit_index(true);
     driver.take_index();
     driver.end_move();
