@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 /// Longer than anything that these tests wait for.
 const LONG: Duration = Duration::from_secs(120);
 
-fn machine(seed: u64) -> (Serve, Machine) {
+/// Returns a machine with a cache, and a disk that is an NBD export.
+pub fn machine(seed: u64) -> (Serve, Machine) {
     let setup = Setup { nbd: true, seed, ..Setup::default() };
     let (server, mut machine) = Machine::start_with_server(tempfile::tempdir().unwrap(), setup);
     machine.run_until("the cache holds what `expect_warm` asks for", |machine| {

@@ -220,6 +220,13 @@ impl Ownership {
         matches!(self.state, State::Draining | State::Sending)
     }
 
+    /// Returns whether the peer, to which the disks went over this connection, has yet to ask whether they are its own, and serves nobody
+    /// before it is told.
+    #[must_use]
+    pub fn owes_word(&self) -> bool {
+        self.state == State::Gone && self.went_to_peer && !self.lock_reaches && self.confirmed_at.is_none()
+    }
+
     /// Returns whether [`Action::SendState`] includes the index.
     #[must_use]
     pub fn gives_index(&self) -> bool {
@@ -356,7 +363,7 @@ impl Ownership {
                 if ground == Ground::Given {
                     // The peer had them a moment ago, so it may succeed. Disks that were never given are not given back.
                     self.peer_wants = false;
-                    self.went_to_peer = true;
+                    (self.went_to_peer, self.confirmed_at) = (true, None);
                     self.actions.push_back(Action::Send(Message::Yours { state: false }));
                 }
                 self.lock_again = Some(Nanos(now.0.saturating_add(LOCK_AGAIN_AFTER)));
@@ -428,7 +435,8 @@ impl Ownership {
     fn go(&mut self) {
         self.state = State::Gone;
         (self.peer_wants, self.came_from_peer, self.told_stuck) = (false, false, false);
-        self.went_to_peer = true;
+        // What was confirmed before has come back since.
+        (self.went_to_peer, self.confirmed_at) = (true, None);
         self.actions.push_back(Action::Release);
         self.actions.push_back(Action::Send(Message::Yours { state: self.gives_index }));
     }

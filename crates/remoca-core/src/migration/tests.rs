@@ -629,8 +629,10 @@ fn what_no_lock_guards_is_served_once_the_peer_has_confirmed_it_within_a_second(
     assert_eq!(drain(&mut target), [Action::Lock, Action::Send(Message::Confirm)]);
     assert!(target.holds() && !target.has_disks());
     assert_eq!(target.take_back(Nanos(5)), Err(NotTaken::PeerIsConnected));
+    assert!(source.owes_word(), "a process that ends waits for the question");
     source.handle_message(Nanos(7), Message::Confirm);
     assert_eq!(drain(&mut source), [Action::Send(Message::Confirmed)]);
+    assert!(!source.owes_word());
     // Whoever is held up for longer asks again.
     let mut late = target.clone();
     late.handle_message(Nanos(6 + CONFIRMED_FOR), Message::Confirmed);

@@ -148,14 +148,14 @@ impl Migration {
         self.do_migration(vm);
     }
 
-    /// Returns whether disks are still on their way, for a process that is to end. Once the disks are released, the
-    /// peer is told that nothing more comes. It then ends the connection when it has received everything.
+    /// Returns whether disks are still on their way, for a process that is to end. Once the disks are released, and the peer was told what
+    /// it asks then, it is told that nothing more comes. It then ends the connection when it has received everything.
     pub(in crate::driver) fn ends_hand_over(&mut self) -> bool {
         let Self { ownership, connection, .. } = self;
         if connection.peer().is_none() || !ownership.is_linked() {
             return false;
         }
-        if !ownership.holds() {
+        if !ownership.holds() && !ownership.owes_word() {
             connection.say_no_more();
         }
         ownership.is_leaving() || !ownership.holds()
