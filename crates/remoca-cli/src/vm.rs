@@ -164,18 +164,18 @@ fn refusal(options: Options, former: Options, running: Status, file: PathBuf) ->
         check_reload(&options, &former, &running)
     });
     let ((), found) = look::end(vec![((), asked)]).next()?;
-    let hangs = || Err(anyhow!("the image of a new disk, or its server, does not answer"));
+    let hangs = || Err(anyhow!("the image of a new disk does not answer"));
     found.unwrap_or_else(hangs).err()
 }
 
 /// Checks that a running process, which was started with the options `former`, would take up these options under its guests, as an
-/// upgrade to this program finds it out.
+/// upgrade to this program finds it out. Touches nothing: an image in use, a TCP address or a server is left to the upgrade.
 ///
 /// # Errors
 /// If it would refuse them; the text says why.
 fn check_reload(options: &Options, former: &Options, running: &Status) -> Result<()> {
     let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
-    start::check_upgrade(options, former, &disks)?;
+    start::foresee_upgrade(options, former, &disks)?;
     let guests = guests(running);
     let is_used = |device: &str| guests.iter().any(|(name, count)| name == device && *count > 0);
     let (offered, mut promised) = (start::offers(options), start::offers(former));

@@ -190,9 +190,32 @@ pub fn bind_with_mode(path: &Path, mode: u32) -> io::Result<OwnedFd> {
 /// # Errors
 /// If a process listens there, `path` is no socket, or it cannot be removed.
 pub fn remove_stale(path: &Path) -> Result<(), SocketError> {
+    match is_stale(path)? {
+        true => std::fs::remove_file(path).map_err(|source| SocketError::Bind { path: path.into(), source }),
+        false => Ok(()),
+    }
+}
+
+/// Checks that a process could listen at `path`, as far as that shows without doing it. Makes and removes nothing.
+///
+/// # Errors
+/// As [`SocketSource::bind`].
+pub fn look_at(path: &Path) -> Result<(), SocketError> {
+    let length = path.as_os_str().len();
+    if length > PATH_BYTES_MAX {
+        return Err(SocketError::PathTooLong { path: path.into(), length });
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let looked = folder.map_or(Ok(()), |folder| folder.metadata().map(drop));
+    looked.map_err(|source| SocketError::Bind { path: path.into(), source })?;
+    is_stale(path).map(drop)
+}
+
+/// Returns whether `path` is a socket that no process listens on, or `false` if there is nothing.
+fn is_stale(path: &Path) -> Result<bool, SocketError> {
     let bind_error = |source| SocketError::Bind { path: path.into(), source };
     match path.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(bind_error(error)),
         Ok(metadata) if !metadata.file_type().is_socket() => return Err(SocketError::NotASocket(path.into())),
         Ok(_) => {}
@@ -201,9 +224,7 @@ pub fn remove_stale(path: &Path) -> Result<(), SocketError> {
         Ok(()) => Err(SocketError::InUse(path.into())),
         // A process listens that has not accepted the connections before this one.
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(SocketError::InUse(path.into())),
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(bind_error)
-        }
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(true),
         Err(error) => Err(bind_error(error)),
     }
 }

@@ -292,6 +292,11 @@ fn a_change_that_an_upgrade_would_refuse_is_said_to_be_one() {
         assert!(!scene.ask("upgrade", &[]).status.success());
         assert!(guest.is_connected() && !scene.path("b").exists());
     }
+    // What a killed process left is there for its guest.
+    drop(std::os::unix::net::UnixListener::bind(scene.path("b")).unwrap());
+    std::fs::write(&file, format!("{good}{more}").replace("/no/such/image", &scene.text("other"))).unwrap();
+    let found = checked_configuration(&scene);
+    assert!(found.contains("takes it up under") && scene.path("b").exists(), "a check changes nothing: {found}");
     std::fs::write(&file, format!("{good}swap = true\n")).unwrap();
     let found = checked_configuration(&scene);
     assert!(found.starts_with("warning  configuration: not in effect yet: "), "{found}");

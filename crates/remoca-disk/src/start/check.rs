@@ -16,6 +16,7 @@ use anyhow::{Context, Error, Result, anyhow, bail};
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
 use remoca_io::lock::ImageLock;
+use remoca_io::socket::look_at;
 use remoca_protocol::port::PORT_SERIAL;
 use remoca_store::OpenErrorKind;
 use std::path::Path;
@@ -52,12 +53,21 @@ pub fn check_state(options: &Options) -> Result<()> {
     state::check_place(path).map_err(|error| Error::new(error).context(WrongOptions))
 }
 
+/// How it is found out whether sockets and images that come can be had.
+#[derive(Clone, Copy)]
+enum Trial {
+    /// They are opened, and closed again.
+    Opening,
+    /// They are looked at. Nothing is made, removed, locked, or asked of a server: somebody else may need it at that moment.
+    Looking,
+}
+
 /// Checks that a process can start with these options where one with the options `former` ran, which has the disks `known`:
-/// sockets and images that come are opened, and closed again.
+/// sockets and images that come are tried.
 ///
 /// # Errors
 /// If it cannot; the text says why.
-fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<()> {
+fn check_change(options: &Options, former: &Options, known: &[&str], trial: Trial) -> Result<()> {
     check_options(options)?;
     // The former one is passed on open, whatever its mode is by now.
     if options.state != former.state {
@@ -69,11 +79,16 @@ fn check_change(options: &Options, former: &Options, known: &[&str]) -> Result<(
     let mut before: Vec<Endpoint> = addresses(former).collect();
     before.retain(|address| !matches!(address, Endpoint::Unix(path) if new_sockets.contains(&&**path)));
     for address in addresses(options).filter(|address| !before.contains(address)) {
-        drop(Listener::bind(&address, options.socket_group)?);
+        match (trial, &address) {
+            (Trial::Opening, _) => drop(Listener::bind(&address, options.socket_group)?),
+            (Trial::Looking, Endpoint::Unix(path)) => look_at(path)?,
+            (Trial::Looking, Endpoint::Tcp(_) | Endpoint::Local(_)) => {}
+        }
     }
     for (spec, position) in unknown {
         refuse_shared_image(spec, position, options)?;
-        open_briefly(spec, options).with_context(|| format!("disk {} cannot be added", spec.name_at(position)))?;
+        let tried = open_briefly(spec, options, trial);
+        tried.with_context(|| format!("disk {} cannot be added", spec.name_at(position)))?;
     }
     Ok(())
 }
@@ -102,7 +117,7 @@ pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
         refuse_other_marks(options, former)?;
         offers(options).check_beside(&offers(former)).map_err(|lacking| anyhow!("{lacking}: {ADVICE}"))?;
     }
-    check_change(options, former, &names)
+    check_change(options, former, &names, Trial::Opening)
 }
 
 /// Checks that a process with these options could take over from a running one, which was started with the options `former` and
@@ -111,6 +126,18 @@ pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
 /// # Errors
 /// If it could not; the text says why.
 pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str)]) -> Result<()> {
+    check_successor(options, former, running, Trial::Opening)
+}
+
+/// Checks what [`check_upgrade`] does, as far as that shows while nothing is opened that another process could need meanwhile.
+///
+/// # Errors
+/// As [`check_upgrade`].
+pub fn foresee_upgrade(options: &Options, former: &Options, running: &[(&str, &str)]) -> Result<()> {
+    check_successor(options, former, running, Trial::Looking)
+}
+
+fn check_successor(options: &Options, former: &Options, running: &[(&str, &str)], trial: Trial) -> Result<()> {
     check_options(options)?;
     inherited::check_disks(options, running).map_err(Error::msg)?;
     refuse_other_qcow2_images(options, former)?;
@@ -120,7 +147,7 @@ pub fn check_upgrade(options: &Options, former: &Options, running: &[(&str, &str
     }
     refuse_other_marks(options, former)?;
     let running: Vec<_> = running.iter().map(|(name, _)| *name).collect();
-    check_change(options, former, &running)
+    check_change(options, former, &running, trial)
 }
 
 /// Returns whether the disks of a killed process are with another one, to which they had gone before.
@@ -193,11 +220,16 @@ pub fn addresses(options: &Options) -> impl Iterator<Item = Endpoint> {
 }
 
 /// Opens the image of a disk that comes, checks it, and closes it.
-fn open_briefly(spec: &DiskOptions, options: &Options) -> Result<()> {
+fn open_briefly(spec: &DiskOptions, options: &Options, trial: Trial) -> Result<()> {
     if !spec.is_raw {
         refuse_other_formats(&spec.image)?;
     }
-    let opened = open_store(&store_target(spec, false, options)?, ImageLock::default());
+    let lock = match trial {
+        Trial::Opening => ImageLock::default(),
+        Trial::Looking if is_nbd_uri(&spec.image) => return Ok(()),
+        Trial::Looking => ImageLock::Off,
+    };
+    let opened = open_store(&store_target(spec, false, options)?, lock);
     let store = opened.map_err(|error| name_unit(error.into(), spec, &options.name))?;
     check_size(spec, store.geometry().size, false)
 }
@@ -284,6 +316,37 @@ mod tests {
         let _elsewhere = open_store(&target, ImageLock::default()).unwrap();
         Mark::beside(&folder.path().join("vm.ctl"), false).disks_go().unwrap();
         assert!(!is_refused(&file) && !is_refused(server));
+    }
+
+    /// A guest waits at the socket that a killed process left, and another process may be about to lock the image.
+    #[test]
+    fn what_comes_is_foreseen_without_touching_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [socket, image, other] = ["s", "image", "other"].map(|name| folder.path().join(name));
+        drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+        for image in [&image, &other] {
+            std::fs::File::create(image).unwrap().set_len(1 << 20).unwrap();
+        }
+        let used = std::fs::File::options().read(true).write(true).open(&other).unwrap();
+        remoca_io::lock::lock(&used, false).unwrap();
+        let [image, other] = [image, other].map(|image| image.display().to_string());
+        let disk = |name: &str, image: &str, socket: &Path| DiskOptions {
+            name: Some(name.into()),
+            socket: Some(socket.into()),
+            ..DiskOptions::new(image.into())
+        };
+        let with = |more: &[DiskOptions]| {
+            let first = disk("a", &image, &folder.path().join("a"));
+            Options { disks: [&[first], more].concat(), ..options(&["tcp:a:1"], 1 << 20) }
+        };
+        let foreseen = |more: DiskOptions| foresee_upgrade(&with(&[more]), &with(&[]), &[("a", &*image)]);
+        foreseen(disk("b", &other, &socket)).unwrap();
+        assert!(socket.exists(), "nobody has taken its place");
+        let nowhere = foreseen(disk("b", "/no/such/image", &socket)).unwrap_err().to_string();
+        assert!(nowhere.contains("disk b cannot be added"), "{nowhere}");
+        assert!(foreseen(disk("b", &other, Path::new("/no/such/folder/s"))).is_err());
+        let _listener = std::os::unix::net::UnixListener::bind(folder.path().join("taken")).unwrap();
+        assert!(foreseen(disk("b", &other, &folder.path().join("taken"))).is_err());
     }
 
     /// The mark at which a killed process sees that its disks came is another one when not all images are files.

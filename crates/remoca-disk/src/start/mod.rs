@@ -14,7 +14,7 @@ mod settings;
 mod whereabouts;
 mod wrong;
 
-pub use check::{addresses, check_options, check_restart, check_state, check_upgrade};
+pub use check::{addresses, check_options, check_restart, check_state, check_upgrade, foresee_upgrade};
 pub use exports::Address;
 pub use key::{ADVICE, KeySource};
 pub use open::{guests_sockets, offers, refuse_other_formats};
