@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use args::options;
 pub use args::{DISK_FLAGS, DiskArgs, FORMER_VARIABLE, PER_VM, configured, disks_of, options_of, schema};
 use files::{Words, check_upgrade, recognise, usable};
-pub use files::{check_file, without_former};
+pub use files::{check_file, refuse_addresses_of_others, without_former};
 pub use qcow2::socket as qcow2_socket;
 use remoca_disk::handover;
 use remoca_disk::start::{self, WrongOptions};

@@ -175,6 +175,7 @@ fn refusal(options: Options, former: Options, running: Status, file: PathBuf) ->
 /// If it would refuse them; the text says why.
 fn check_reload(options: &Options, former: &Options, running: &Status) -> Result<()> {
     let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
+    disk::refuse_addresses_of_others(options, Some(former))?;
     start::foresee_upgrade(options, former, &disks)?;
     let guests = guests(running);
     let is_used = |device: &str| guests.iter().any(|(name, count)| name == device && *count > 0);

@@ -38,7 +38,7 @@ pub(super) fn usable(
 ) -> Result<(Options, Files)> {
     let used = files.map_err(Error::from).and_then(|files| {
         let options = options_of(&files, words.beside(&files), control)?;
-        refuse_addresses_of_others(&options)?;
+        refuse_addresses_of_others(&options, None)?;
         if let Some(former) = former.filter(|former| former.files != files) {
             check_file(&options, file)?;
             check_restart(&options, former, words)?;
@@ -54,7 +54,7 @@ pub(super) fn usable(
     tracing::error!("{notice}");
     let options = options_of(&former.files, words.beside(&former.files), control);
     let options = options.context("the last good copy of the configuration cannot be used either")?;
-    refuse_addresses_of_others(&options)?;
+    refuse_addresses_of_others(&options, None)?;
     Ok((Options { notice: Some(notice), ..options }, former.files.clone()))
 }
 
@@ -81,13 +81,17 @@ fn check_restart(options: &Options, former: &Kept, words: Words<'_>) -> Result<(
 }
 
 /// Refuses an address at which the process of another VM listens, or did until it was killed or ended under its guest: that guest connects
-/// there again by itself, and would get the disks of this VM.
-fn refuse_addresses_of_others(options: &Options) -> Result<()> {
-    // A program that takes over has its sockets.
+/// there again by itself, and would get the disks of this VM. A process with the options `running` may keep the addresses that it has.
+///
+/// # Errors
+/// If there is one; the text says what to do.
+pub fn refuse_addresses_of_others(options: &Options, running: Option<&Options>) -> Result<()> {
+    // A program that takes over was asked before.
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(());
     }
-    let own: Vec<_> = start::addresses(options).collect();
+    let has: Vec<_> = running.into_iter().flat_map(start::addresses).collect();
+    let own: Vec<_> = start::addresses(options).filter(|address| !has.contains(address)).collect();
     let folder = options.control.parent().unwrap_or(Path::new(""));
     let others = runtime::read_sockets(folder).unwrap_or_default();
     for control in others.into_iter().filter(|control| *control != options.control) {
@@ -137,5 +141,7 @@ pub(super) fn check_upgrade(options: &Options, words: Words<'_>) -> Result<()> {
     let disks: Vec<_> = running.disks.iter().map(|disk| (&*disk.name, &*disk.image)).collect();
     let kept = Kept::read(&Kept::beside(&options.control));
     let former = kept.and_then(|kept| options_of(&kept.files, words.beside(&kept.files), &options.control).ok());
-    start::check_upgrade(options, former.as_ref().unwrap_or(options), &disks)
+    let former = former.as_ref().unwrap_or(options);
+    refuse_addresses_of_others(options, Some(former))?;
+    start::check_upgrade(options, former, &disks)
 }

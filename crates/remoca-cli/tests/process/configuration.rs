@@ -468,6 +468,37 @@ fn an_address_that_two_vms_name_is_found_and_not_taken_while_a_guest_may_come_ba
     program.terminate();
 }
 
+/// Nor does a process that runs.
+#[test]
+fn an_upgrade_takes_no_address_where_the_guest_of_a_killed_process_connects_again() {
+    let scene = Scene::new();
+    let (shared, control) = (scene.text("shared"), scene.text("web2.ctl"));
+    let [second, third] = ["image2", "image3"].map(|name| {
+        std::fs::write(scene.path(name), vec![1; 1 << 20]).unwrap();
+        format!("[[disk]]\nname = '{name}'\nimage = '{}'\nformat = 'raw'\nsocket = '{shared}'\n", scene.text(name))
+    });
+    std::fs::write(scene.path("vms/web2.toml"), format!("version = 1\n{second}")).unwrap();
+    let mut other = scene.command(&["disk", "--name", "web2", "--control", &control]);
+    let mut killed = Program::start(&mut other, &scene.path("log2"));
+    wait_until("the process answers", || {
+        assert!(killed.is_running(), "{}", killed.log());
+        UnixStream::connect(&control).is_ok()
+    });
+    status(Path::new(&control));
+    killed.kill();
+    scene.configure("");
+    let mut program = scene.start(&[]);
+    let file = scene.path("vms/web1.toml");
+    let good = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("{good}{third}")).unwrap();
+    let words = format!("unix:{shared} is where the guest of web2 connects");
+    let found = checked_configuration(&scene);
+    assert!(found.contains(&words), "{found}");
+    expect_refusal(&scene.ask("upgrade", &[]), FAILURE, &[&words, "goes on as before"]);
+    assert!(scene.path("shared").exists(), "it is the sign of a kill");
+    program.terminate();
+}
+
 /// What is not known of it is not taken for what the file says.
 #[test]
 fn a_process_that_does_not_say_which_disks_it_has_is_not_upgraded() {
