@@ -238,6 +238,25 @@ fn a_guest_that_was_saved_goes_on_with_the_disks_that_it_had() {
     hook.expect(RESTARTED);
 }
 
+/// It is checked as one that does not run, and its image may be another file by now.
+#[test]
+fn a_guest_that_was_saved_does_not_go_on_with_disks_that_miss_the_second_of_a_check() {
+    let hook = Hook::new();
+    hook.unit("active", "", 0);
+    fs::create_dir_all(hook.scene.path("qemu/save")).unwrap();
+    hook.put("qemu/save/web1.save", "");
+    let says = |process: &str| {
+        let found = format!("{process}\nok       image root: /image, 1 MiB, used by nobody");
+        hook.put("program", &format!("#!/bin/sh\n[ \"$1\" = status ] || echo '{found}'\n"));
+        install(&hook.scene.path("program"), &hook.scene.path("bin/remoca"));
+        hook.output("web1 prepare begin -", DISK, &hook.path())
+    };
+    let (code, asked, said) = says("failed   process: it has not answered for 1 s");
+    assert_eq!((code, &*asked), (Some(1), ""), "{said}");
+    assert!(said.starts_with("web1 goes on with the disks that it had when it was saved"), "{said}");
+    assert_eq!(says("ok       process: runs").0, Some(0));
+}
+
 #[test]
 fn a_start_that_failed_for_no_known_reason_is_refused_with_what_was_logged_last() {
     let hook = Hook::new();
