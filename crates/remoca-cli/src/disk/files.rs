@@ -6,6 +6,7 @@ use crate::settings::kept::Kept;
 use crate::settings::{Files, Unusable, env_file, vm_path};
 use anyhow::{Context, Error, Result, anyhow};
 use remoca_disk::start::{self, Options, WrongOptions};
+use remoca_io::control::left;
 use remoca_io::handover::VARIABLE;
 use remoca_protocol::control::Command;
 use std::ffi::{OsStr, OsString};
@@ -36,9 +37,12 @@ pub(super) fn usable(
     control: &Path,
     file: Option<&Path>,
 ) -> Result<(Options, Files)> {
+    // One that was killed listened there last, and has a guest that waits.
+    let killed = former.filter(|_| control.symlink_metadata().is_ok() || left::is_there(control));
+    let killed = killed.and_then(|kept| options_of(&kept.files, words.beside(&kept.files), control).ok());
     let used = files.map_err(Error::from).and_then(|files| {
         let options = options_of(&files, words.beside(&files), control)?;
-        refuse_addresses_of_others(&options, None)?;
+        refuse_addresses_of_others(&options, killed.as_ref())?;
         if let Some(former) = former.filter(|former| former.files != files) {
             check_file(&options, file)?;
             check_restart(&options, former, words)?;
@@ -54,7 +58,7 @@ pub(super) fn usable(
     tracing::error!("{notice}");
     let options = options_of(&former.files, words.beside(&former.files), control);
     let options = options.context("the last good copy of the configuration cannot be used either")?;
-    refuse_addresses_of_others(&options, None)?;
+    refuse_addresses_of_others(&options, killed.as_ref())?;
     Ok((Options { notice: Some(notice), ..options }, former.files.clone()))
 }
 
@@ -81,16 +85,16 @@ fn check_restart(options: &Options, former: &Kept, words: Words<'_>) -> Result<(
 }
 
 /// Refuses an address at which the process of another VM listens, or did until it was killed or ended under its guest: that guest connects
-/// there again by itself, and would get the disks of this VM. A process with the options `running` may keep the addresses that it has.
+/// there again by itself, and would get the disks of this VM. What the process before it has, with the options `former`, is its own.
 ///
 /// # Errors
 /// If there is one; the text says what to do.
-pub fn refuse_addresses_of_others(options: &Options, running: Option<&Options>) -> Result<()> {
+pub fn refuse_addresses_of_others(options: &Options, former: Option<&Options>) -> Result<()> {
     // A program that takes over was asked before.
     if std::env::var_os(VARIABLE).is_some() {
         return Ok(());
     }
-    let has: Vec<_> = running.into_iter().flat_map(start::addresses).collect();
+    let has: Vec<_> = former.into_iter().flat_map(start::addresses).collect();
     let own: Vec<_> = start::addresses(options).filter(|address| !has.contains(address)).collect();
     let folder = options.control.parent().unwrap_or(Path::new(""));
     let others = runtime::read_sockets(folder).unwrap_or_default();

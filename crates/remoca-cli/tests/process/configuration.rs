@@ -499,6 +499,21 @@ fn an_upgrade_takes_no_address_where_the_guest_of_a_killed_process_connects_agai
     program.terminate();
 }
 
+/// A former version let two VMs have one, and the other one is gone for good.
+#[test]
+fn a_killed_process_starts_again_at_its_address_though_another_vm_had_it() {
+    let scene = Scene::new();
+    scene.configure("");
+    scene.start(&[]).kill();
+    let kept = std::fs::read_to_string(scene.path("web1.config")).unwrap();
+    std::fs::write(scene.path("gone.config"), kept.replace("web1.toml", "gone.toml")).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(scene.path("gone.ctl")).unwrap());
+    let mut program = scene.start(&[]);
+    program.terminate();
+    let words = format!("unix:{} is where the guest of gone connects", scene.text("socket"));
+    expect_refusal(&run_command(&mut scene.disk(&[])), CONFIGURATION, &[&words]);
+}
+
 /// What is not known of it is not taken for what the file says.
 #[test]
 fn a_process_that_does_not_say_which_disks_it_has_is_not_upgraded() {
