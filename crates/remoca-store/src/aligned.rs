@@ -171,8 +171,8 @@ impl HandOver for AlignedStore {
         self.in_flight == 0 && self.below.is_still()
     }
 
-    fn drain(&mut self) -> bool {
-        self.below.drain()
+    fn drain(&mut self, flush_by: Instant) -> bool {
+        self.below.drain(flush_by)
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {

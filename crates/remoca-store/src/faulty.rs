@@ -153,8 +153,8 @@ impl HandOver for FaultyStore {
     }
 
     /// Waits for the store below. Operations that are delayed here have not been sent anywhere.
-    fn drain(&mut self) -> bool {
-        self.below.drain()
+    fn drain(&mut self, flush_by: Instant) -> bool {
+        self.below.drain(flush_by)
     }
 
     fn hand_over(&self) -> Result<(BorrowedFd<'_>, StoreKind), String> {

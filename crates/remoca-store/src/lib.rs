@@ -46,7 +46,7 @@ mod vacant;
 use remoca_io::buffer::IoBuffer;
 use remoca_protocol::handover::StoreKind;
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use aligned::AlignedStore;
 pub use complaints::Complaints;
@@ -57,6 +57,9 @@ pub use file_image::{FileOptions, UringUse};
 pub use nbd::{NbdOptions, NbdStore, OnLostConnection};
 pub use nbd_uri::{NbdAddress, NbdUri, NbdUriError};
 pub use vacant::VacantStore;
+
+/// How long the last flushes of a process may take: as long as an NBD server has that shuts down. The service manager waits longer.
+pub const LAST_FLUSH_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Bytes in the smallest unit of a frontend's request.
 pub const SECTOR_SIZE: u32 = 512;
@@ -146,9 +149,9 @@ pub trait HandOver {
     fn is_still(&self) -> bool;
 
     /// Waits briefly, at the end of the process, for operations that were sent to a server, and flushes acknowledged writes that
-    /// would otherwise count as lost. [`HandOver::failed_flush`] tells if that fails. Returns false if a modification may
-    /// still take effect later.
-    fn drain(&mut self) -> bool;
+    /// would otherwise count as lost. [`HandOver::failed_flush`] tells if that fails, or takes until `flush_by` and longer than two
+    /// seconds. Returns false if a modification may still take effect later.
+    fn drain(&mut self, flush_by: Instant) -> bool;
 
     /// Returns what another program needs in order to continue with this store, with no operation in flight.
     ///

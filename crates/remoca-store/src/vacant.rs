@@ -113,7 +113,7 @@ impl HandOver for VacantStore {
     }
 
     /// Returns true: no operation was sent anywhere.
-    fn drain(&mut self) -> bool {
+    fn drain(&mut self, _flush_by: Instant) -> bool {
         true
     }
 

@@ -524,7 +524,7 @@ fn is_drained_at_the_end() -> bool {
     // Should the second one be sent all the same, it is answered.
     release.send(()).unwrap();
     let began = Instant::now();
-    let is_drained = driver.store.drain();
+    let is_drained = driver.store.drain(began);
     assert!(is_drained || began.elapsed() >= Duration::from_secs(2), "it is not waited for");
     drop(driver);
     server.join().unwrap();

@@ -19,7 +19,7 @@ pub(super) fn check(vm: &Vm) -> Vec<Finding> {
     let ours: Vec<_> = qemus.iter().filter(|qemu| sockets.iter().any(|socket| qemu.names(&socket.path))).collect();
     let mut findings = vec![diagnosis::attached(status)];
     findings.extend(diagnosis::memory(status).map(|finding| match finding.level {
-        Level::Failed => ours.iter().find_map(|qemu| waiting(qemu, &status.name)).unwrap_or(finding),
+        Level::Failed => ours.iter().find_map(|qemu| waiting(qemu, &sockets, &status.name)).unwrap_or(finding),
         _ => finding,
     }));
     let is_seen = !ours.is_empty();
@@ -88,13 +88,16 @@ fn qemus() -> Vec<Qemu> {
     processes.filter(|process| process.words.iter().any(is_qemu)).collect()
 }
 
-/// Returns a finding if a QEMU waits for a socket that is not there, as it does before anything else. Until then it shares no memory.
-fn waiting(qemu: &Qemu, vm: &str) -> Option<Finding> {
+/// Returns a finding if a QEMU waits for a socket that is not there, as it does before anything else. Until then it shares no memory. Only
+/// sockets beside those of the VM count: a guest that runs may have lost one of another program.
+fn waiting(qemu: &Qemu, sockets: &[Socket], vm: &str) -> Option<Finding> {
+    let folder = |path: &str| Path::new(path).parent().map(Path::to_path_buf);
+    let is_beside = |path: &String| sockets.iter().any(|socket| folder(&socket.path) == folder(path));
     let is_missing = |path: &String| {
         let seen = std::fs::metadata(format!("/proc/{}/root{path}", qemu.pid));
         seen.is_err_and(|error| error.kind() == ErrorKind::NotFound)
     };
-    let socket = qemu.words.iter().filter_map(|word| connects_to(word)).find(is_missing)?;
+    let socket = qemu.words.iter().filter_map(|word| connects_to(word)).filter(is_beside).find(is_missing)?;
     let advice = format!("End it with `kill {}`, and compare its domain with `remoca xml {vm}`", qemu.pid);
     Some(Finding::failed("guest memory", format!("its QEMU waits for {socket}, which no process serves"), advice))
 }

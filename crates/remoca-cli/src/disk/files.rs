@@ -6,6 +6,7 @@ use crate::settings::kept::Kept;
 use crate::settings::{Files, Unusable, env_file, vm_path};
 use anyhow::{Context, Error, Result, anyhow};
 use remoca_disk::start::{self, Options, WrongOptions};
+use remoca_io::address::Endpoint;
 use remoca_io::control::left;
 use remoca_io::handover::VARIABLE;
 use remoca_protocol::control::Command;
@@ -96,10 +97,16 @@ pub fn refuse_addresses_of_others(options: &Options, former: Option<&Options>) -
     }
     let has: Vec<_> = former.into_iter().flat_map(start::addresses).collect();
     let own: Vec<_> = start::addresses(options).filter(|address| !has.contains(address)).collect();
+    if own.is_empty() {
+        return Ok(());
+    }
+    // Most have nothing alike, and to read what they have as settings takes milliseconds for each of hundreds.
+    let endings: Vec<_> = own.iter().map(ending).collect();
+    let may_have = |text: &str| endings.iter().any(|ending| text.contains(ending));
     let folder = options.control.parent().unwrap_or(Path::new(""));
     let others = runtime::read_sockets(folder).unwrap_or_default();
     for control in others.into_iter().filter(|control| *control != options.control) {
-        let Some(Kept { files, .. }) = Kept::read(&Kept::beside(&control)) else { continue };
+        let Some(Kept { files, .. }) = Kept::read_if(&Kept::beside(&control), may_have) else { continue };
         let vm = files.vm.as_ref().and_then(|file| file.path.file_stem());
         let Some(vm) = vm.filter(|vm| *vm != options.name.as_str()) else { continue };
         let words = [OsString::from("--name"), vm.to_owned()];
@@ -111,6 +118,12 @@ pub fn refuse_addresses_of_others(options: &Options, former: Option<&Options>) -
         }
     }
     Ok(())
+}
+
+/// Returns the name of a socket's file, or a port.
+fn ending(address: &Endpoint) -> String {
+    let text = address.to_string();
+    text.rsplit(['/', ':']).next().unwrap_or_default().to_owned()
 }
 
 /// Marks the disks that a process of this name had: their content is not looked at, and their size is taken as it is.

@@ -36,7 +36,13 @@ impl Kept {
 
     /// Reads what a process left. Returns `None` if there is nothing usable.
     pub fn read(path: &Path) -> Option<Self> {
-        serde_json::from_str(&small_file::read(path, BYTES_MAX).ok()?).ok()
+        Self::read_if(path, |_| true)
+    }
+
+    /// Reads what a process left if its text is wanted. Returns `None` otherwise, or if there is nothing usable.
+    pub fn read_if(path: &Path, is_wanted: impl FnOnce(&str) -> bool) -> Option<Self> {
+        let text = small_file::read(path, BYTES_MAX).ok().filter(|text| is_wanted(text))?;
+        serde_json::from_str(&text).ok()
     }
 
     /// Keeps it at `path`. Without it the process still works.

@@ -274,7 +274,7 @@ fn a_start_that_failed_for_no_known_reason_is_refused_with_what_was_logged_last(
 fn no_guest_starts_with_a_socket_that_nobody_serves() {
     let hook = Hook::new();
     let scene = &hook.scene;
-    let _program = scene.start(&[]);
+    let mut program = scene.start(&[]);
     hook.unit("active", "", 0);
     let disk = |socket: &str| {
         format!(
@@ -300,6 +300,12 @@ fn no_guest_starts_with_a_socket_that_nobody_serves() {
         let expected = format!("{guest} names {socket}, which no process serves: compare `remoca xml {guest}`\n");
         assert_eq!(said, expected);
     }
+    // What was started for it does not stay.
+    program.terminate();
+    hook.unit("inactive", "active", 0);
+    let (code, asked, said) = hook.output("web1 prepare begin -", &disk("/nowhere/gone"), &hook.path());
+    let requests = "start remoca-disk@web1.service\nstop --no-block remoca-disk@web1.service\n";
+    assert_eq!((code, &*asked), (Some(1), requests), "{said}");
 }
 
 /// systemd takes such a process for started, so a guest would wait for it, or get an image that was replaced.

@@ -317,11 +317,12 @@ fn expect_two_chances<O>(obstruct: impl FnOnce(&Machine) -> O) {
         assert!(machine.disks[0].guest.is_connected() && !manager.names().is_empty());
         machine.respawn();
         wait_until("it cannot start", || !machine.program.is_running());
-        assert_eq!(manager.names().is_empty(), failed_starts == 2, "after {failed_starts}: {}", machine.program.log());
         if failed_starts == 1 {
+            assert!(!manager.names().is_empty(), "{}", machine.program.log());
             assert!(machine.disks[0].guest.is_connected(), "{}", machine.program.log());
         }
     }
+    wait_until("nothing is kept", || manager.names().is_empty());
     // A program that another test is just starting has copies of the front end's socket and of the obstacle until its `exec`.
     wait_until("the front end is disconnected", || !machine.disks[0].guest.is_connected());
     drop(obstacle);

@@ -7,6 +7,7 @@ use super::support::program::{Program, REMOCA, Serve, command, expect_refusal, r
 use super::support::{folder, wait_until};
 use remoca_io::key;
 use remoca_io::secure::Connector;
+use remoca_protocol::peer::VERSION;
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
@@ -65,11 +66,11 @@ fn lies() -> Vec<Vec<u8>> {
     let huge = 1 << 28;
     vec![
         // An offer that does not fit would be answered with the expected one.
-        offer_of(3, "diskX", 1),
-        [offer(3, 1), yours(0)].concat(),
-        [offer(2, 1), yours(0)].concat(),
-        [offer(3, 1 << 18), state(1 << 18), words.clone(), yours(1)].concat(),
-        [offer(3, huge), state(huge), words.repeat(16)].concat(),
+        offer_of(VERSION, "diskX", 1),
+        [offer(VERSION, 1), yours(0)].concat(),
+        [offer(VERSION - 1, 1), yours(0)].concat(),
+        [offer(VERSION, 1 << 18), state(1 << 18), words.clone(), yours(1)].concat(),
+        [offer(VERSION, huge), state(huge), words.repeat(16)].concat(),
         b"GET / HTTP/1.0\r\n\r\n".to_vec(),
         vec![0x16, 3, 1, 0xff, 0xff],
         Vec::new(),
@@ -152,7 +153,7 @@ fn a_source_that_sends_more_of_an_index_than_it_announced_is_no_source() {
     let socket = UnixStream::connect(door(&machine, "b")).unwrap();
     let channel = Connector::new(&secret).unwrap().connect(socket.into(), Instant::now() + LONG).unwrap();
     let (mut from, mut to) = channel.split().unwrap();
-    to.write_all(&offer_of(3, "disk0", 4)).unwrap();
+    to.write_all(&offer_of(VERSION, "disk0", 4)).unwrap();
     let mut accepted = [0; 5];
     from.read_exact(&mut accepted).unwrap();
     assert_eq!(accepted, *frame(3, &[]));
@@ -299,8 +300,8 @@ fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
     wait_until("it is asked", || news(&machine.status()).contains("the disks are not here"));
     machine.start_queues();
     assert!(!has_disks(&machine.status()) && !has_disks(&again.status()));
-    let back = run(&["migrate", control.to_str().unwrap(), "--take-back"]);
-    assert!(back.status.success(), "{}", String::from_utf8_lossy(&back.stderr));
+    // The target was told just before it died that it has them.
+    wait_until("they are taken back", || run(&["migrate", control.to_str().unwrap(), "--take-back"]).status.success());
     machine.run_until_hits(50);
     assert!(!has_disks(&again.status()));
     machine.finish();

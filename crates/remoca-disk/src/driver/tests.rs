@@ -76,7 +76,7 @@ macro_rules! leaves_nothing_behind {
                 self.in_flight() == 0
             }
 
-            fn drain(&mut self) -> bool {
+            fn drain(&mut self, _flush_by: Instant) -> bool {
                 true
             }
 

@@ -23,7 +23,7 @@ use remoca_core::units::PageCount;
 use remoca_io::buffer::IoBuffer;
 use remoca_io::narrow;
 use remoca_io::words::IndexMemory;
-use remoca_store::{Complaints, StoreEvent};
+use remoca_store::{Complaints, LAST_FLUSH_TIME_MAX, StoreEvent};
 use std::time::Instant;
 
 /// The parts that serve the guest. Each part keeps its state to itself.
@@ -355,9 +355,11 @@ impl Vm {
     /// Drains all stores at the end of the process, and records the flushes that failed then. Returns the images whose store
     /// has not received all answers.
     pub(super) fn drain_stores(&mut self) -> Vec<String> {
+        // For all of them: the service manager does not wait much longer.
+        let flush_by = Instant::now() + LAST_FLUSH_TIME_MAX;
         let mut unanswered = Vec::new();
         for disk in 0..self.guests.disks().len() {
-            let is_drained = self.guests.disk_mut(disk).store.drain();
+            let is_drained = self.guests.disk_mut(disk).store.drain(flush_by);
             let of = &self.guests.disks()[disk];
             self.warmth.note_failure(disk, of, &mut self.engine);
             if !is_drained {

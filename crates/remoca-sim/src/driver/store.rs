@@ -267,7 +267,7 @@ impl HandOver for ModelStore {
     }
 
     /// Returns true: the image is on this host, and executes its requests before another process opens it.
-    fn drain(&mut self) -> bool {
+    fn drain(&mut self, _flush_by: Instant) -> bool {
         true
     }
 

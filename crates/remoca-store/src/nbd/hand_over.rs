@@ -1,22 +1,20 @@
 //! The state of an NBD export that outlives its use: failed flushes, requests in flight, and the connection for another
 //! program.
 
-use super::{NbdStore, SHUTDOWN_TIME_MAX, wait_until_ready};
+use super::{NbdStore, wait_until_ready};
 use crate::flush_latch::FlushLatch;
 use crate::nbd_export;
 use crate::nbd_link::{Address, Direction, Link};
 use crate::nbd_protocol::Export;
 use crate::nbd_task::{NbdTask, WireState};
 use crate::nbd_uri::{NbdAddress, NbdUri};
-use crate::{DataPath, HandOver, NbdOptions, OnLostConnection, OpenError, StoreError, StoreOp};
+use crate::{DataPath, HandOver, LAST_FLUSH_TIME_MAX, NbdOptions, OnLostConnection, OpenError, StoreError, StoreOp};
 use remoca_protocol::handover::{PassedExport, StoreKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// How long a store that is dropped waits for outstanding replies.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
-/// How long its last flush may take, which counts as failed after that: as long as a server has that shuts down.
-const LAST_FLUSH_TIME_MAX: Duration = SHUTDOWN_TIME_MAX;
 /// Token of the last flush. Those of drivers have 32 bits.
 const LAST_FLUSH: u64 = u64::MAX;
 
@@ -47,7 +45,7 @@ impl NbdStore {
 
     /// Makes acknowledged writes durable if they count as lost with the connection, which is to end. Latches an error if that fails:
     /// whoever connects next cannot know whether the server has kept them.
-    fn flush_at_the_end(&mut self) {
+    fn flush_at_the_end(&mut self, deadline: Instant) {
         let acknowledged = self.writes;
         let fails_at_loss = self.options.on_lost_connection == OnLostConnection::FailFlush;
         // A loss of the connection has latched its error.
@@ -55,7 +53,6 @@ impl NbdStore {
         if !fails_at_loss || is_known || self.unflushed() == 0 {
             return;
         }
-        let deadline = Instant::now() + LAST_FLUSH_TIME_MAX;
         self.submit(LAST_FLUSH, StoreOp::Flush, None);
         let flush = self.queue.clone();
         self.pump(Instant::now());
@@ -85,15 +82,15 @@ impl HandOver for NbdStore {
         self.in_flight == 0
     }
 
-    /// Sends a last flush if one is due, and waits for the replies to the requests that were sent, for at most two seconds, if
+    /// Sends a last flush if one is due, and waits for the replies to the requests that were sent, for at most two seconds more, if
     /// the connection is up. Returns false if a modification that was sent, also over a connection that was lost, may still
     /// take effect.
-    fn drain(&mut self) -> bool {
+    fn drain(&mut self, flush_by: Instant) -> bool {
         self.queue.clear();
         let is_first = self.drain_deadline.is_none();
         let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
         if is_first {
-            self.flush_at_the_end();
+            self.flush_at_the_end(flush_by.max(deadline));
         }
         while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
             wait_until_ready(&self.link, deadline);
@@ -123,7 +120,7 @@ impl Drop for NbdStore {
     /// Waits for outstanding replies, and sends a disconnect request if none is left: nbdkit 1.32 aborts when a client
     /// disconnects with requests outstanding.
     fn drop(&mut self) {
-        self.drain();
+        self.drain(Instant::now() + LAST_FLUSH_TIME_MAX);
         if let Some(connection) = self.link.connection().filter(|_| self.on_wire == 0) {
             connection.disconnect();
         }

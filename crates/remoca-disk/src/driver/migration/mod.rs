@@ -233,7 +233,7 @@ impl Migration {
             Err(NotTaken::JustConfirmed) => {
                 return Err(
                     "the other process was told a moment ago that the disks are its own, and may take them within \
-                            this second: end it, and say --take-back again"
+                            this second: end it, and say --take-back again in two seconds"
                         .into(),
                 );
             }
