@@ -204,7 +204,7 @@ impl MappedWorker {
         if let Some(pool) = registry.find(&hello.token) {
             return Ok(Arc::clone(pool));
         }
-        let Shared { arena, helpers, quota, server_id, config, clients } = &*self.shared;
+        let Shared { arena, helpers, quota, server_id, config, clients, .. } = &*self.shared;
         let most = config.limits.sessions;
         // Each of those that are ending may have a thread that waits for its client.
         if clients.available_permits() == 0 || self.ending.borrow().len() >= most {
@@ -354,6 +354,8 @@ fn reserved_at_most(pools: usize) -> PageCount {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests fail by panics")]
 mod tests {
+    use std::sync::Mutex;
+
     use remoca_protocol::{MAPPED_VERSIONS, ServerId};
     use tokio::sync::Semaphore;
 
@@ -377,7 +379,8 @@ mod tests {
         let (helpers, clients) = (Arc::new(Helpers::new()), Arc::new(Semaphore::new(1)));
         let registry = RefCell::new(Registry::new(config.grace, Arc::clone(&clients)));
         let (quota, server_id) = (PageCount(1024), ServerId([1; 16]));
-        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, clients });
+        let shared =
+            Arc::new(Shared { config, arena, helpers, quota, server_id, clients, full_told_at: Mutex::default() });
         Rc::new(MappedWorker {
             shared,
             keeper: Keeper::default(),

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,8 @@ impl Server {
         let commands = config.control.as_deref().and_then(bind_commands);
 
         let clients = Arc::new(Semaphore::new(config.limits.sessions));
-        let shared = Arc::new(Shared { config, arena, helpers, quota, server_id, clients });
+        let shared =
+            Arc::new(Shared { config, arena, helpers, quota, server_id, clients, full_told_at: Mutex::default() });
         let (stop, stopped) = watch::channel(());
         let (senders, mut threads) = start_workers(&shared, &stopped)?;
         let (mapped, thread) = start_mapped(&shared, keeper, left, &stopped)?;

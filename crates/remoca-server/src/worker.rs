@@ -7,7 +7,8 @@
 use std::cell::RefCell;
 use std::future::pending;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use remoca_protocol::{
     ErrorCode, ErrorReply, Hello, PageCount, PoolGeneration, ReceiveBuffer, RequestId, SendCount, ServerId, VERSION,
@@ -33,6 +34,9 @@ pub(crate) const ARRIVALS_MAX: usize = 16;
 /// Maximum number of clients that a thread tells at the same time why they have no session.
 const FAREWELLS_MAX: usize = 16;
 
+/// Interval at which the log says that there are too many clients.
+const FULL_TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// State shared by all threads of a server.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -43,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) server_id: ServerId,
     /// One permit for each client that may have a pool.
     pub(crate) clients: Arc<Semaphore>,
+    /// When it was last logged that there are too many clients.
+    pub(crate) full_told_at: Mutex<Option<Instant>>,
 }
 
 impl Shared {
@@ -54,9 +60,18 @@ impl Shared {
                 ErrorCode::StaleEpoch
             }
             Refused::Full => {
-                tracing::warn!(peer, most = self.config.limits.sessions, "too many clients: connection refused");
+                self.note_full(peer);
                 ErrorCode::Busy
             }
+        }
+    }
+
+    /// Logs that there are too many clients: hundreds may ask again each minute, whether or not they need anything.
+    fn note_full(&self, peer: &str) {
+        let mut told_at = self.full_told_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if told_at.is_none_or(|at| at.elapsed() >= FULL_TOLD_EVERY) {
+            *told_at = Some(Instant::now());
+            tracing::warn!(peer, most = self.config.limits.sessions, "too many clients: connections are refused");
         }
     }
 }

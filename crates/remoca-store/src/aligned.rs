@@ -171,6 +171,10 @@ impl HandOver for AlignedStore {
         self.in_flight == 0 && self.below.is_still()
     }
 
+    fn begin_drain(&mut self) {
+        self.below.begin_drain();
+    }
+
     fn drain(&mut self, flush_by: Instant) -> bool {
         self.below.drain(flush_by)
     }

@@ -153,6 +153,10 @@ impl HandOver for FaultyStore {
     }
 
     /// Waits for the store below. Operations that are delayed here have not been sent anywhere.
+    fn begin_drain(&mut self) {
+        self.below.begin_drain();
+    }
+
     fn drain(&mut self, flush_by: Instant) -> bool {
         self.below.drain(flush_by)
     }

@@ -148,6 +148,10 @@ pub trait HandOver {
     /// A thread that hangs in the kernel cannot end, and then another program cannot take the place of this one.
     fn is_still(&self) -> bool;
 
+    /// Sends, at the end of the process, the last flush that [`HandOver::drain`] waits for, if one is due: several stores then flush at the
+    /// same time.
+    fn begin_drain(&mut self);
+
     /// Waits briefly, at the end of the process, for operations that were sent to a server, and flushes acknowledged writes that
     /// would otherwise count as lost. [`HandOver::failed_flush`] tells if that fails, or takes until `flush_by` and longer than two
     /// seconds. Returns false if a modification may still take effect later.

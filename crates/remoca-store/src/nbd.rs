@@ -92,6 +92,8 @@ pub struct NbdStore {
     writes_flushed: u64,
     /// Once set, no new request is sent except a last flush, and outstanding replies are waited for until this time.
     drain_deadline: Option<Instant>,
+    /// Number of acknowledged writes that the flush at the end covers, and its place in `tasks`, while it is waited for.
+    last_flush: Option<(u64, VecDeque<usize>)>,
     /// Set while the server shuts down: no new request is sent over the connection, which is left when all are answered,
     /// or at this time.
     leave_at: Option<Instant>,
@@ -143,6 +145,7 @@ impl NbdStore {
             writes: 0,
             writes_flushed: 0,
             drain_deadline: None,
+            last_flush: None,
             leave_at: None,
         })
     }

@@ -25,9 +25,11 @@ use remoca_protocol::control::{CacheStatus, KnownServerStatus, Status, TOO_MANY_
 use remoca_view::diagnosis::{self, MORE_CLIENTS, Problem};
 use remoca_view::finding::{Finding, Level};
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+/// Number of looks, of a second each, at which a process is silent that hangs.
+const SILENT_LOOKS: u32 = 6;
 /// Causes of problems that the checks of one VM find by themselves.
 const FOUND_BY_CHECKS: [&str; 12] = [
     "failed-flush",
@@ -150,8 +152,7 @@ fn of_one(args: &CheckArgs, name: &str) -> Result<()> {
 /// Returns the name of a VM, and what was found of it. One whose process hangs is checked as one that does not run.
 fn checked(name: &str, config: &Path) -> Result<(String, Vec<Finding>)> {
     let socket = runtime::socket_named(name)?;
-    let seen = remoca_view::watch::take_one(std::slice::from_ref(&socket), None)?;
-    let Some(hangs) = seen.problems.into_iter().find(|problem| problem.cause == "process-hangs") else {
+    let Some(hangs) = hanging(&socket)? else {
         let vm = Vm::find(name, config)?;
         let findings = checks(&vm, process(&vm), false, config);
         return Ok((vm.options.name, with_problems(vm.running.iter().flat_map(diagnosis::of_status), findings)));
@@ -163,6 +164,18 @@ fn checked(name: &str, config: &Path) -> Result<(String, Vec<Finding>)> {
         Err(error) => vec![hangs.finding, files::failed(format!("{error:#}"))],
     };
     Ok((own_name, findings))
+}
+
+/// Returns what is wrong with the process behind a socket if it hangs. One that is busy, or is being upgraded, may be silent for seconds.
+fn hanging(socket: &PathBuf) -> Result<Option<Problem>> {
+    for is_last in (0..SILENT_LOOKS).map(|look| look + 1 == SILENT_LOOKS) {
+        let seen = remoca_view::watch::take_one(std::slice::from_ref(socket), None)?;
+        let hangs = seen.problems.into_iter().find(|problem| problem.cause == "process-hangs");
+        if hangs.is_none() || is_last {
+            return Ok(hangs);
+        }
+    }
+    Ok(None)
 }
 
 /// Checks everything that a VM needs. Returns what is found behind what was found of its `process`.

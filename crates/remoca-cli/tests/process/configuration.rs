@@ -254,7 +254,7 @@ fn a_broken_file_stops_nothing_that_ran_before() {
 
 /// Returns the line of `remoca check` about the configuration, or an empty one if there is none.
 fn checked_configuration(scene: &Scene) -> String {
-    let found = scene.ask("check", &[]).stdout;
+    let found = until_answered(|| scene.ask("check", &[])).stdout;
     let found = String::from_utf8(found).unwrap();
     found.lines().find(|line| line.contains(" configuration: ")).unwrap_or_default().to_owned()
 }

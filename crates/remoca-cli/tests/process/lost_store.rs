@@ -1,6 +1,8 @@
 //! Images at an NBD server that has a cache and loses it, or that fails to make it durable.
 
-use super::support::program::{Program, REMOCA, Signal, command, expect_refusal, run, run_command, status};
+use super::support::program::{
+    Program, REMOCA, Signal, command, expect_refusal, run, run_command, status, until_answered,
+};
 use super::support::wait_until;
 use super::upgrade::try_status;
 use remoca_frontend::testing::{Command, Options, TestGuest};
@@ -263,7 +265,7 @@ fn a_server_that_is_refused_is_told_from_one_that_is_away() {
     assert!(setup.program.log().contains(&why), "{}", setup.program.log());
     let control = control.to_str().unwrap();
     for command in [&["status", "-v", control][..], &["check", "-o", "json", "--config", "/nonexistent", control]] {
-        let shown = run(command).stdout;
+        let shown = until_answered(|| run(command)).stdout;
         assert!(String::from_utf8_lossy(&shown).contains(&why), "{command:?}: {}", String::from_utf8_lossy(&shown));
     }
     setup.server.set_offer(NbdOffer { size: SIZE, ..NbdOffer::default() });

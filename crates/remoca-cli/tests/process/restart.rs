@@ -3,7 +3,7 @@
 
 use super::support::machine::{Machine, Setup, VirtualDisk};
 use super::support::model::BLOCK;
-use super::support::program::{REMOCA, Serve, command, run, run_command};
+use super::support::program::{REMOCA, Serve, command, run, run_command, until_answered};
 use super::support::{PATIENCE, folder, wait_until};
 use remoca_disk::state::Header;
 use remoca_frontend::testing::Command;
@@ -561,10 +561,12 @@ fn a_lost_state_file_is_told_of_and_made_again_when_that_is_possible() {
     std::fs::create_dir(&blocked).unwrap();
     let control = machine.control().display().to_string();
     for arguments in [&["set", &control, "--cache", "8M"][..], &["status", &control, "-v"], &["check", &control]] {
-        let said = String::from_utf8(run(arguments).stdout).unwrap();
+        let said = String::from_utf8(until_answered(|| run(arguments)).stdout).unwrap();
         assert!(said.contains("A restart will find the cache cold"), "{arguments:?}: {said}");
     }
     assert!(!machine.state().exists());
+    let (maps, path) = (format!("/proc/{}/maps", machine.program.pid()), machine.state().display().to_string());
+    wait_until("the memory of the file is given back", || !std::fs::read_to_string(&maps).unwrap().contains(&path));
     std::fs::remove_dir(&blocked).unwrap();
     machine.run_until("there is a state file again", |machine| machine.state().exists());
     assert_eq!(machine.status().state_lost, None);

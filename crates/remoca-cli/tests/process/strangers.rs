@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// Longer than anything that these tests wait for.
 const LONG: Duration = Duration::from_secs(120);
+/// Less than the time for which a peer may say nothing (5 s).
+const SILENCE_MAX: Duration = Duration::from_secs(4);
 
 /// Returns a machine with a cache, and a disk that is an NBD export.
 pub fn machine(seed: u64) -> (Serve, Machine) {
@@ -310,6 +312,12 @@ fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
 /// A hypervisor may cancel a migration at any time, and migrate again.
 #[test]
 fn a_migration_that_is_called_off_while_the_index_is_on_its_way_is_made_later() {
+    // On a machine that is busy the target may hear nothing for so long that it closes the link.
+    assert!((0..10).any(|_| a_hand_over_is_called_off()), "it takes longer each time");
+}
+
+/// Returns whether it took less than the time for which a peer may be silent.
+fn a_hand_over_is_called_off() -> bool {
     // The index is larger than all that the connections on the way hold.
     let setup = Setup { cache: "128M", seed: 107, ..Setup::default() };
     let (_server, mut machine) = Machine::start_with_server(folder(), setup);
@@ -319,11 +327,15 @@ fn a_migration_that_is_called_off_while_the_index_is_on_its_way_is_made_later() 
     let other = incoming(&machine, "b");
     let relay = Relay::start(machine.folder.path().join("relay"), door(&machine, "b"));
     offer_through(&machine, &relay);
+    let held_at = Instant::now();
     let limit = relay.hold_after(32 << 10);
     machine.stop_queues();
     wait_until("a part of the index is on its way", || relay.heard(0).len() > limit);
     machine.start_queues();
     machine.run(1);
+    if held_at.elapsed() >= SILENCE_MAX {
+        return false;
+    }
     relay.go_on();
     machine.run(20);
     assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
@@ -335,6 +347,7 @@ fn a_migration_that_is_called_off_while_the_index_is_on_its_way_is_made_later() 
     expect_warm(&mut machine);
     machine.run_until_hits(50);
     machine.finish();
+    true
 }
 
 /// Opens a link from a source that comes at `path` to the process behind `to`. Keeps what the source says from when `keeps` is set. Returns
@@ -378,8 +391,9 @@ fn disks_that_were_taken_back_are_not_taken_by_a_process_that_hears_too_late_tha
     machine.start_queues();
     let (_source, mut target, kept) = link.join().unwrap();
     assert!(kept.len() > 10_000, "an index went");
-    target.write_all(&kept).unwrap();
-    target.shutdown(Shutdown::Write).unwrap();
+    // A target that has heard nothing for five seconds has closed the link, on a machine that is so busy.
+    let _ = target.write_all(&kept);
+    let _ = target.shutdown(Shutdown::Write);
     wait_until("the end is heard", || news(&other.status()).contains("no connection to the source any more"));
     assert!(has_disks(&machine.status()) && !has_disks(&other.status()));
     machine.run(10);

@@ -76,6 +76,8 @@ macro_rules! leaves_nothing_behind {
                 self.in_flight() == 0
             }
 
+            fn begin_drain(&mut self) {}
+
             fn drain(&mut self, _flush_by: Instant) -> bool {
                 true
             }

@@ -394,7 +394,10 @@ impl Warmth {
         match (replaced, link) {
             (Ok(header), Some(link)) => link.keep_in(header),
             (Ok(_), None) => {}
-            (Err(why), _) => self.lose(why),
+            (Err(why), link) => {
+                link.into_iter().for_each(ServerLink::keep_nowhere);
+                self.lose(why);
+            }
         }
     }
 }

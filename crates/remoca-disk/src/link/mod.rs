@@ -144,6 +144,11 @@ impl ServerLink {
         self.keep();
     }
 
+    /// Keeps tokens and epochs nowhere from now on: a header that is mapped keeps the memory of its whole file.
+    pub fn keep_nowhere(&mut self) {
+        self.kept = None;
+    }
+
     fn keep(&self) {
         let Some(header) = &self.kept else { return };
         header.set_server_numbers(self.numbers);

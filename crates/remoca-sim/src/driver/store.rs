@@ -266,6 +266,9 @@ impl HandOver for ModelStore {
         self.in_flight() == 0
     }
 
+    /// Does nothing: no flush is due at the end.
+    fn begin_drain(&mut self) {}
+
     /// Returns true: the image is on this host, and executes its requests before another process opens it.
     fn drain(&mut self, _flush_by: Instant) -> bool {
         true

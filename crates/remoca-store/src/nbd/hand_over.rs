@@ -10,6 +10,7 @@ use crate::nbd_task::{NbdTask, WireState};
 use crate::nbd_uri::{NbdAddress, NbdUri};
 use crate::{DataPath, HandOver, LAST_FLUSH_TIME_MAX, NbdOptions, OnLostConnection, OpenError, StoreError, StoreOp};
 use remoca_protocol::handover::{PassedExport, StoreKind};
+use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -43,19 +44,17 @@ impl NbdStore {
         Ok(store)
     }
 
-    /// Makes acknowledged writes durable if they count as lost with the connection, which is to end. Latches an error if that fails:
-    /// whoever connects next cannot know whether the server has kept them.
-    fn flush_at_the_end(&mut self, deadline: Instant) {
-        let acknowledged = self.writes;
+    /// Returns whether acknowledged writes count as lost with the connection, which is to end.
+    fn owes_flush(&self) -> bool {
         let fails_at_loss = self.options.on_lost_connection == OnLostConnection::FailFlush;
         // A loss of the connection has latched its error.
         let is_known = self.outage.is_some() || self.latch.errno().is_some();
-        if !fails_at_loss || is_known || self.unflushed() == 0 {
-            return;
-        }
-        self.submit(LAST_FLUSH, StoreOp::Flush, None);
-        let flush = self.queue.clone();
-        self.pump(Instant::now());
+        fails_at_loss && !is_known && self.unflushed() > 0
+    }
+
+    /// Waits for the `flush` of the first `acknowledged` writes, and sends nothing else. Latches an error if it fails: whoever connects
+    /// next cannot know whether the server has kept them.
+    fn end_flush(&mut self, acknowledged: u64, flush: &VecDeque<usize>, deadline: Instant) {
         while self.writes_flushed < acknowledged && self.latch.errno().is_none() && Instant::now() < deadline {
             wait_until_ready(&self.link, deadline);
             self.transfer(Direction::Both, Instant::now());
@@ -82,16 +81,27 @@ impl HandOver for NbdStore {
         self.in_flight == 0
     }
 
-    /// Sends a last flush if one is due, and waits for the replies to the requests that were sent, for at most two seconds more, if
-    /// the connection is up. Returns false if a modification that was sent, also over a connection that was lost, may still
-    /// take effect.
-    fn drain(&mut self, flush_by: Instant) -> bool {
-        self.queue.clear();
-        let is_first = self.drain_deadline.is_none();
-        let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
-        if is_first {
-            self.flush_at_the_end(flush_by.max(deadline));
+    fn begin_drain(&mut self) {
+        if self.drain_deadline.is_some() || self.last_flush.is_some() {
+            return;
         }
+        self.queue.clear();
+        if self.owes_flush() {
+            self.submit(LAST_FLUSH, StoreOp::Flush, None);
+            self.last_flush = Some((self.writes, self.queue.clone()));
+            self.pump(Instant::now());
+        }
+    }
+
+    /// Waits for the last flush, and for the replies to the requests that were sent, for at most two seconds more, if the connection is up.
+    /// Returns false if a modification that was sent, also over a connection that was lost, may still take effect.
+    fn drain(&mut self, flush_by: Instant) -> bool {
+        self.begin_drain();
+        let deadline = *self.drain_deadline.get_or_insert_with(|| Instant::now() + DRAIN_TIME_MAX);
+        if let Some((acknowledged, flush)) = self.last_flush.take() {
+            self.end_flush(acknowledged, &flush, flush_by.max(deadline));
+        }
+        self.queue.clear();
         while self.on_wire > 0 && self.outage.is_none() && Instant::now() < deadline {
             wait_until_ready(&self.link, deadline);
             self.transfer(Direction::Both, Instant::now());
