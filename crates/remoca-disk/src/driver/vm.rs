@@ -356,7 +356,7 @@ impl Vm {
     /// has not received all answers.
     pub(super) fn drain_stores(&mut self) -> Vec<String> {
         // For all of them: the service manager does not wait much longer.
-        let flush_by = Instant::now() + LAST_FLUSH_TIME_MAX;
+        let flush_by = self.host.instant() + LAST_FLUSH_TIME_MAX;
         self.guests.disks_mut().iter_mut().for_each(|disk| disk.store.begin_drain());
         let mut unanswered = Vec::new();
         for disk in 0..self.guests.disks().len() {
