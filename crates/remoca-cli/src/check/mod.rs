@@ -168,14 +168,15 @@ fn checked(name: &str, config: &Path) -> Result<(String, Vec<Finding>)> {
 
 /// Returns what is wrong with the process behind a socket if it hangs. One that is busy, or is being upgraded, may be silent for seconds.
 fn hanging(socket: &PathBuf) -> Result<Option<Problem>> {
-    for is_last in (0..SILENT_LOOKS).map(|look| look + 1 == SILENT_LOOKS) {
+    let mut hangs = None;
+    for _ in 0..SILENT_LOOKS {
         let seen = remoca_view::watch::take_one(std::slice::from_ref(socket), None)?;
-        let hangs = seen.problems.into_iter().find(|problem| problem.cause == "process-hangs");
-        if hangs.is_none() || is_last {
-            return Ok(hangs);
+        hangs = seen.problems.into_iter().find(|problem| problem.cause == "process-hangs");
+        if hangs.is_none() {
+            break;
         }
     }
-    Ok(None)
+    Ok(hangs)
 }
 
 /// Checks everything that a VM needs. Returns what is found behind what was found of its `process`.

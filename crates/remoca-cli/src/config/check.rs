@@ -11,7 +11,7 @@ use remoca_store::format;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 /// Checks the files of the VMs `names`, or of all VMs, and the host's file.
@@ -243,9 +243,13 @@ fn is_same_address(one: &str, other: &str) -> bool {
         let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
         (if host == "localhost" { "127.0.0.1".into() } else { host }, port.parse::<u16>().ok())
     };
-    let is_any = |host: &str| host.parse::<IpAddr>().is_ok_and(|address| address.is_unspecified());
+    // `0.0.0.0` takes no address of IPv6, and `[::]` those of both kinds.
+    let takes = |any: &str, other: &str| match any.parse::<IpAddr>() {
+        Ok(address) => address.is_unspecified() && (address.is_ipv6() || other.parse::<Ipv6Addr>().is_err()),
+        Err(_) => false,
+    };
     let ((one, one_port), (other, other_port)) = (parts(one), parts(other));
-    one_port == other_port && (one == other || is_any(&one) || is_any(&other))
+    one_port == other_port && (one == other || takes(&one, &other) || takes(&other, &one))
 }
 
 /// A place in a file that says what a VM has.
@@ -338,13 +342,17 @@ mod tests {
             ("tcp:localhost:7", "tcp:127.0.0.1:7"),
             ("tcp:[::1]:7", "tcp:[::]:7"),
             ("tcp:0.0.0.0:7", "tcp:host:7"),
+            ("tcp:10.0.0.1:7", "tcp:[::]:7"),
         ] {
             assert!(are_same(one, other) && are_same(other, one), "{one} {other}");
         }
-        for (one, other) in
-            [("unix:/n", "unix:/m"), ("tcp:0.0.0.0:7", "tcp:0.0.0.0:8"), ("tcp:10.0.0.1:7", "tcp:10.0.0.2:7")]
-        {
-            assert!(!are_same(one, other), "{one} {other}");
+        for (one, other) in [
+            ("unix:/n", "unix:/m"),
+            ("tcp:0.0.0.0:7", "tcp:0.0.0.0:8"),
+            ("tcp:10.0.0.1:7", "tcp:10.0.0.2:7"),
+            ("tcp:[::1]:7", "tcp:0.0.0.0:7"),
+        ] {
+            assert!(!are_same(one, other) && !are_same(other, one), "{one} {other}");
         }
         assert!(What::of_address("systemd").is_none(), "each unit has sockets of its own");
     }
