@@ -426,16 +426,22 @@ impl Door {
     }
 }
 
+/// Returns a process, with a guest that runs, to which another one may come through `door`. `away`: its disks are not here.
+fn behind(door: &Door, away: bool) -> Bench {
+    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
+        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
+        let peers = Box::new(door.clone());
+        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, away).unwrap();
+    });
+    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    bench
+}
+
 /// The lock that it would try is the peer's, and the next try comes a second later.
 #[test]
 fn a_guest_that_starts_in_the_turn_of_an_offer_has_the_peer_asked_for_its_disks() {
     let door = Door::default();
-    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
-        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
-        let peers = Box::new(door.clone());
-        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, true).unwrap();
-    });
-    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    let mut bench = behind(&door, true);
     let mut far = door.offer();
     bench.driver.handle(Source::Migration, false);
     assert!(!bench.driver.migration.serves(), "nobody gave it the disks");
@@ -448,12 +454,7 @@ fn a_guest_that_starts_in_the_turn_of_an_offer_has_the_peer_asked_for_its_disks(
 /// Returns a bench that has its disk, whose source is connected, and whose cache has no room for all its pages in the index that came.
 fn with_source_and_small_index() -> (Bench, FarEnd) {
     let door = Door::default();
-    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
-        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
-        let peers = Box::new(door.clone());
-        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, false).unwrap();
-    });
-    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    let mut bench = behind(&door, false);
     bench.driver.vm.size.set_tiers(TierSizes { cache: PageCount(1 << 16), local: PageCount(0) });
     let mut far = door.offer_that(true);
     bench.driver.handle(Source::Migration, false);
@@ -522,12 +523,7 @@ fn next_frames(bench: &mut Bench, far: &mut FarEnd) -> Vec<u8> {
 #[test]
 fn disks_that_were_on_their_way_when_the_guest_went_on_go_when_it_stops_again() {
     let door = Door::default();
-    let mut bench = Bench::start_with(config(1), device(), |parts, _| {
-        let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
-        let peers = Box::new(door.clone());
-        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, false).unwrap();
-    });
-    bench.turn_until(|bench| bench.driver.vm.guests.is_running());
+    let mut bench = behind(&door, false);
     bench.driver.turn(&[]);
     let mut far = door.offer_that(true);
     bench.driver.handle(Source::Migration, false);
