@@ -7,6 +7,7 @@ use crate::settings::{Files, Folder, vm_path};
 use anyhow::{Context, Result};
 use clap::Args;
 use remoca_disk::start::WrongOptions;
+use remoca_io::control::left;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -41,7 +42,7 @@ pub fn run(args: &Qcow2Args) -> Result<()> {
     };
     // While the VM's process runs, or was killed, its guest has the image that this process began with. One that ends in good
     // order removes its socket. Without a file of the VM, its process will have that image as well.
-    let goes_on = control.exists() || !vm_path(&folder.config, name).exists();
+    let goes_on = control.exists() || left::is_there(&control) || !vm_path(&folder.config, name).exists();
     let kept = goes_on.then(|| Kept::read(&Kept::beside(&control))).flatten();
     let image = match kept.and_then(|kept| image_in(&kept.files, name).ok().flatten()) {
         Some(image) => image,

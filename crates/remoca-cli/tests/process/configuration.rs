@@ -418,9 +418,18 @@ fn a_killed_process_never_starts_with_another_image_for_its_guest() {
         (status(&scene.control()).notice, status(&scene.control()).disks[0].image.clone()),
         (None, scene.text("moved"))
     );
-    // The way to change an image.
+    // One that is told to end under its guest leaves it as a kill does.
+    let guest = UnixStream::connect(scene.path("socket")).unwrap();
+    wait_until("it is attached", || status(&scene.control()).disks[0].attached);
     program.terminate();
     std::fs::write(scene.path("vms/web1.toml"), &other).unwrap();
+    drop(guest);
+    program = scene.start(&[]);
+    let now = status(&scene.control());
+    assert!(now.notice.as_ref().is_some_and(|notice| notice.contains("disk root would be ")), "{:?}", now.notice);
+    assert_eq!(now.disks[0].image, scene.text("moved"));
+    // The way to change an image.
+    program.terminate();
     program = scene.start(&[]);
     assert_eq!(status(&scene.control()).disks[0].image, scene.text("other"));
     program.terminate();

@@ -15,6 +15,7 @@ use crate::state;
 use anyhow::{Context, Error, Result, anyhow, bail};
 use remoca_frontend::nbd::Listener;
 use remoca_io::address::Endpoint;
+use remoca_io::control::left;
 use remoca_io::lock::ImageLock;
 use remoca_io::socket::look_at;
 use remoca_protocol::port::PORT_SERIAL;
@@ -93,7 +94,7 @@ fn check_change(options: &Options, former: &Options, known: &[&str], trial: Tria
     Ok(())
 }
 
-/// Checks that a process can start with these options after one with the options `former`. If that one was killed, its guests may
+/// Checks that a process can start with these options after one with the options `former`. If that one was killed, or ended under its guests, these may
 /// still be there and connect again: they must find their own images.
 ///
 /// # Errors
@@ -101,7 +102,7 @@ fn check_change(options: &Options, former: &Options, known: &[&str], trial: Tria
 pub fn check_restart(options: &Options, former: &Options) -> Result<()> {
     let names: Vec<_> = former.disks.iter().zip(0..).map(|(disk, position)| disk.name_at(position)).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
-    if predecessor_died(former) {
+    if predecessor_died(former) || former.is_named && left::is_there(&former.control) {
         // An image that is no longer where it was has been moved.
         let is_there = |image: &str| is_nbd_uri(image) || Path::new(image).exists();
         let disks = names.iter().copied().zip(&former.disks).filter(|(_, disk)| is_there(&disk.image));
