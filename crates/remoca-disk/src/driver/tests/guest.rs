@@ -385,7 +385,11 @@ type Entrance = (SyncSender<Peer>, Wake);
 
 /// Where processes that hand their disks over are let in.
 #[derive(Clone, Default)]
-struct Door(Arc<Mutex<Option<Entrance>>>);
+struct Door {
+    entrance: Arc<Mutex<Option<Entrance>>>,
+    /// Whether the images' locks reach this host alone.
+    locks_are_local: bool,
+}
 
 impl PeerNetwork for Door {
     fn connect(&mut self, _: Endpoint, _: &Secret, _: &Wake) -> io::Result<Peer> {
@@ -394,7 +398,7 @@ impl PeerNetwork for Door {
 
     fn listen(&mut self, endpoint: Endpoint, _: &Secret, wake: &Wake) -> io::Result<Incoming> {
         let (incoming, found) = listening(endpoint);
-        *self.0.lock().unwrap() = Some((found, Arc::clone(wake)));
+        *self.entrance.lock().unwrap() = Some((found, Arc::clone(wake)));
         Ok(incoming)
     }
 }
@@ -407,7 +411,7 @@ impl Door {
 
     /// As [`Self::offer`]; `returns`: its process was given the disk, or gave it, over a connection that broke.
     fn offer_that(&self, returns: bool) -> FarEnd {
-        let (found, wake) = self.0.lock().unwrap().clone().expect("it listens");
+        let (found, wake) = self.entrance.lock().unwrap().clone().expect("it listens");
         let (near, mut far) = FarEnd::pair(&wake);
         assert!(found.try_send(near).is_ok());
         let disk = OfferedDisk { name: "disk".into(), bytes: DISK_BYTES, read_only: false, sector: 512 };
@@ -416,7 +420,7 @@ impl Door {
             name: String::new(),
             disks: vec![disk],
             has_port: false,
-            lock_reaches: true,
+            lock_reaches: !self.locks_are_local,
             words: 1,
             returns,
         };
@@ -428,10 +432,16 @@ impl Door {
 
 /// Returns a process, with a guest that runs, to which another one may come through `door`. `away`: its disks are not here.
 fn behind(door: &Door, away: bool) -> Bench {
+    behind_with(door, away, |_| ())
+}
+
+/// As [`behind`], with other parts.
+fn behind_with(door: &Door, away: bool, change: impl FnOnce(&mut Parts)) -> Bench {
     let mut bench = Bench::start_with(config(1), device(), |parts, _| {
         let incoming = ("tcp:here:1".parse().unwrap(), format!("{:064x}", 1).parse().unwrap());
-        let peers = Box::new(door.clone());
-        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), true, away).unwrap();
+        let (peers, lock_reaches) = (Box::new(door.clone()), !door.locks_are_local);
+        parts.migration = Migration::new(peers, Some(incoming), None, None, config(1), lock_reaches, away).unwrap();
+        change(parts);
     });
     bench.turn_until(|bench| bench.driver.vm.guests.is_running());
     bench
@@ -449,6 +459,55 @@ fn a_guest_that_starts_in_the_turn_of_an_offer_has_the_peer_asked_for_its_disks(
         assert_eq!(far.take(), Some(Wanted::Frames(peer::message(message))));
     }
     assert_eq!(far.take(), None);
+}
+
+/// A clock that the test sets forward.
+struct SetForward(Arc<AtomicU64>);
+
+impl Clock for SetForward {
+    fn now(&self) -> Instant {
+        SystemClock.now() + Duration::from_secs(self.0.load(Ordering::Relaxed))
+    }
+
+    fn of_files(&self) -> state::Clock {
+        SystemClock.of_files()
+    }
+
+    fn of_file_stamps(&self) -> u64 {
+        SystemClock.of_file_stamps()
+    }
+}
+
+/// What the former owner said may be as old as this process was held up, also within a turn.
+#[test]
+fn a_disk_that_no_lock_guards_is_served_on_a_fresh_word_and_closed_without_one() {
+    for is_confirmed in [true, false] {
+        let (door, seconds) = (Door { locks_are_local: true, ..Door::default() }, Arc::<AtomicU64>::default());
+        let mut bench = behind_with(&door, true, |parts| parts.clock = Box::new(SetForward(Arc::clone(&seconds))));
+        let mut far = door.offer();
+        bench.driver.handle(Source::Migration, false);
+        for message in [Message::Accept, Message::Want] {
+            assert_eq!(far.take(), Some(Wanted::Frames(peer::message(message))));
+        }
+        let open = Arc::strong_count(&bench.script);
+        // It is held up before it hears the answer.
+        for (word, held_up_s) in [(Message::Yours { state: false }, 0), (Message::Confirmed, 2)] {
+            seconds.fetch_add(held_up_s, Ordering::Relaxed);
+            far.bring(&peer::message(word));
+            far.push();
+            bench.driver.handle(Source::Migration, false);
+            assert_eq!(far.take(), Some(Wanted::Frames(peer::message(Message::Confirm))), "{word:?}");
+            assert!(!bench.driver.migration.serves(), "{word:?}");
+        }
+        match is_confirmed {
+            true => far.bring(&peer::message(Message::Confirmed)),
+            false => far.end("gone"),
+        }
+        far.push();
+        bench.driver.handle(Source::Migration, false);
+        assert_eq!(bench.driver.migration.serves(), is_confirmed);
+        assert_eq!(Arc::strong_count(&bench.script), open - usize::from(!is_confirmed), "whether it is open");
+    }
 }
 
 /// Returns a bench that has its disk, whose source is connected, and whose cache has no room for all its pages in the index that came.
