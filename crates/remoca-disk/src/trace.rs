@@ -3,7 +3,8 @@
 //!
 //! A thread writes it, so that requests do not wait for a file system or for the client. Records for which the thread has no
 //! room are lost. The next frame that is kept says how many, and so do the status and the log at the end. A write error
-//! ends the trace with a warning, and has no other effect.
+//! ends the trace with a warning: all later records are lost, too. The program of an upgrade goes on with the file, and says
+//! there how many are missing.
 
 use remoca_io::wake::WakeUp;
 use remoca_io::wake::raise;
@@ -20,7 +21,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
@@ -34,26 +35,31 @@ const PATIENCE: Duration = Duration::from_secs(1);
 struct Encoded {
     bytes: Vec<u8>,
     records: u64,
+    /// Number of lost records that it tells of.
+    told: u64,
 }
 
 /// State shared by the thread that writes the file and the one that records.
 struct Shared {
-    /// Number of records that were passed to the thread and are not in the file, plus one until the file is open.
+    /// Number of records that were passed to the thread and are not in the file. They are lost if the trace has ended.
     owed: AtomicU64,
+    is_open: AtomicBool,
     /// Whether the file is a pipe or a device. Waiting for it can be interrupted, so another program can take over all
     /// the same.
     is_no_file: AtomicBool,
     has_ended: AtomicBool,
-    /// Number of records that were lost since the last frame that was kept. A frame without records says it at the end.
-    untold: AtomicU32,
-    /// Raised when no record is owed any longer, or the trace has ended.
+    /// Number of records that were lost and never passed to the thread, and how many lost ones the file tells of. A frame without
+    /// records tells the rest at the end.
+    lost: AtomicU64,
+    told: AtomicU64,
+    /// Raised when the file is open, when no record is owed any longer, and when the trace has ended.
     wake: Arc<OwnedFd>,
 }
 
 impl Shared {
     /// Returns the frame that ends a trace whose last records were lost, if they were.
     fn last_frame(&self) -> Option<Vec<u8>> {
-        let untold = self.untold.load(Ordering::Acquire);
+        let untold = in_frame(self.lost.load(Ordering::Acquire) - self.told.load(Ordering::Acquire));
         (untold > 0).then(|| FrameEncoder::new().finish(untold, false))
     }
 
@@ -62,6 +68,17 @@ impl Shared {
             raise(&self.wake);
         }
     }
+
+    /// Notes that a frame is in the file.
+    fn settle_frame(&self, records: u64, told: u64) {
+        self.told.fetch_add(told, Ordering::AcqRel);
+        self.settle(records);
+    }
+}
+
+/// Returns how many of some lost records a frame can tell of, which has 32 bits for it.
+fn in_frame(records: u64) -> u32 {
+    u32::try_from(records).unwrap_or(u32::MAX)
 }
 
 /// The writer of a trace.
@@ -71,7 +88,10 @@ pub struct TraceWriter {
     frame: FrameEncoder,
     /// Whether the guest's evictions are recorded in `frame`.
     sees_evictions: bool,
-    lost: u64,
+    /// Number of lost records of which frames tell that were passed to the thread.
+    passed: u64,
+    /// Number of lost records that the former program of this process left to be told.
+    inherited: u64,
     /// Time for which [`Self::end`] waits for the thread.
     patience: Duration,
     shared: Arc<Shared>,
@@ -98,13 +118,15 @@ impl TraceWriter {
         }
     }
 
-    /// Continues a trace of a previous program of this process. Times start at zero again. A file that cannot be opened, or
-    /// that is of another format, ends the trace.
+    /// Continues a trace of a previous program of this process, which has lost `untold` records that the file does not tell of. Times
+    /// start at zero again. A file that cannot be opened, or that is of another format, ends the trace.
     ///
     /// # Errors
     /// If the system has no descriptors or threads left.
-    pub fn append(path: &Path) -> io::Result<Self> {
-        Self::start_in(path, open_again)
+    pub fn append(path: &Path, untold: u64) -> io::Result<Self> {
+        let this = Self::start_in(path, open_again)?;
+        this.shared.lost.store(untold, Ordering::Release);
+        Ok(Self { inherited: untold, ..this })
     }
 
     fn start_in(path: &Path, open: fn(&Path) -> io::Result<File>) -> io::Result<Self> {
@@ -136,10 +158,12 @@ impl TraceWriter {
     ) -> io::Result<Self> {
         let wake_up = WakeUp::new()?;
         let shared = Arc::new(Shared {
-            owed: AtomicU64::new(1),
+            owed: AtomicU64::new(0),
+            is_open: AtomicBool::new(false),
             is_no_file: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
-            untold: AtomicU32::new(0),
+            lost: AtomicU64::new(0),
+            told: AtomicU64::new(0),
             wake: Arc::clone(wake_up.wake()),
         });
         let (frames, queue) = sync_channel(FRAMES_MAX);
@@ -148,7 +172,8 @@ impl TraceWriter {
         std::thread::Builder::new().name("trace".into()).spawn(move || {
             let mut told = |outcome: io::Result<()>| {
                 let _ = tell.send(outcome);
-                of_thread.settle(1);
+                of_thread.is_open.store(true, Ordering::Release);
+                raise(&of_thread.wake);
             };
             if let Err(error) = work(&of_thread, &mut told, &queue) {
                 tracing::warn!("the trace ends here: {error}");
@@ -157,14 +182,15 @@ impl TraceWriter {
             raise(&of_thread.wake);
         })?;
         let frames = Some(frames);
-        let (frame, sees_evictions, lost) = (FrameEncoder::new(), false, 0);
+        let (frame, sees_evictions, passed, inherited) = (FrameEncoder::new(), false, 0, 0);
         let patience = PATIENCE;
-        Ok(Self { frames, frame, sees_evictions, lost, patience, shared, wake_up, outcome })
+        Ok(Self { frames, frame, sees_evictions, passed, inherited, patience, shared, wake_up, outcome })
     }
 
     /// Appends one record, or loses it. `sees_evictions`: whether the guest's evictions are recorded now.
     pub fn record(&mut self, record: &TraceRecord, sees_evictions: bool) {
         if self.frames.is_none() {
+            self.lose(1);
             return;
         }
         if sees_evictions != self.sees_evictions {
@@ -183,22 +209,25 @@ impl TraceWriter {
         if records == 0 {
             return;
         }
-        let told = self.shared.untold.swap(0, Ordering::AcqRel);
+        let told = in_frame(self.shared.lost.load(Ordering::Acquire) - self.passed);
         let bytes = self.frame.finish(told, self.sees_evictions);
-        let Some(frames) = &self.frames else { return };
+        let told = u64::from(told);
+        let Some(frames) = &self.frames else { return self.lose(records) };
         self.shared.owed.fetch_add(records, Ordering::AcqRel);
-        let Err(refused) = frames.try_send(Encoded { bytes, records }) else { return };
+        let Err(refused) = frames.try_send(Encoded { bytes, records, told }) else {
+            self.passed += told;
+            return;
+        };
         self.shared.settle(records);
-        match refused {
-            TrySendError::Full(_) => {
-                // The frame has 32 bits for it: that many or more.
-                let untold = u32::try_from(u64::from(told) + records).unwrap_or(u32::MAX);
-                self.shared.untold.store(untold, Ordering::Release);
-                self.lost += records;
-            }
+        self.lose(records);
+        if let TrySendError::Disconnected(_) = refused {
             // The thread has logged the reason.
-            TrySendError::Disconnected(_) => self.frames = None,
+            self.frames = None;
         }
+    }
+
+    fn lose(&self, records: u64) {
+        self.shared.lost.fetch_add(records, Ordering::AcqRel);
     }
 
     /// Returns whether the trace has ended, because its file or client takes no more.
@@ -210,17 +239,26 @@ impl TraceWriter {
     /// Returns the number of records that were lost.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.lost
+        let owed = if self.has_ended() { self.shared.owed.load(Ordering::Acquire) } else { 0 };
+        self.shared.lost.load(Ordering::Acquire) - self.inherited + owed
+    }
+
+    /// Returns the number of records that are lost if this program ends now, of which the file does not tell.
+    #[must_use]
+    pub fn untold(&self) -> u64 {
+        let Shared { owed, lost, told, .. } = &*self.shared;
+        lost.load(Ordering::Acquire) - told.load(Ordering::Acquire) + owed.load(Ordering::Acquire)
     }
 
     /// Returns whether another program can take over: all records are in the file, or waiting for them is not necessary.
     #[must_use]
     pub fn is_still(&self) -> bool {
-        let Shared { owed, is_no_file, has_ended, .. } = &*self.shared;
-        owed.load(Ordering::Acquire) == 0 || [is_no_file, has_ended].iter().any(|flag| flag.load(Ordering::Acquire))
+        let Shared { owed, is_open, is_no_file, has_ended, .. } = &*self.shared;
+        let holds = |flag: &AtomicBool| flag.load(Ordering::Acquire);
+        holds(is_open) && owed.load(Ordering::Acquire) == 0 || holds(is_no_file) || holds(has_ended)
     }
 
-    /// Returns a descriptor that becomes readable when all records are in the file, or the trace has ended.
+    /// Returns a descriptor that becomes readable when [`Self::is_still`] may have become true.
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake_up.fd()
@@ -242,7 +280,7 @@ impl TraceWriter {
         self.flush();
         self.frames = None;
         while self.outcome.recv_timeout(self.patience).is_ok() {}
-        let lost = self.lost + self.shared.owed.load(Ordering::Acquire);
+        let lost = self.shared.lost.load(Ordering::Acquire) - self.inherited + self.shared.owed.load(Ordering::Acquire);
         if lost > 0 {
             tracing::warn!(
                 "{lost} records of the trace were lost: its file or client took them too slowly, or not at all"
@@ -347,14 +385,13 @@ fn open_again(path: &Path) -> io::Result<File> {
 /// Writes frames into a file. After an error it has whole frames only, because a later program may go on with it.
 fn write_file(mut file: File, frames: &Receiver<Encoded>, shared: &Shared) -> io::Result<()> {
     let mut whole = file.metadata()?.len();
-    for Encoded { bytes, records } in frames {
-        let result = file.write_all(&bytes);
-        if result.is_err() {
+    for Encoded { bytes, records, told } in frames {
+        if let Err(error) = file.write_all(&bytes) {
             // A pipe has no length; what it has taken is gone.
             let _ = file.set_len(whole);
+            return Err(error);
         }
-        shared.settle(records);
-        result?;
+        shared.settle_frame(records, told);
         whole += bytes.len() as u64;
     }
     if let Some(bytes) = shared.last_frame()
@@ -374,14 +411,13 @@ fn send_frames(mut stream: &UnixStream, first: &[u8], frames: &Receiver<Encoded>
     }
     loop {
         match frames.recv_timeout(PATIENCE) {
-            Ok(Encoded { bytes, records }) => {
-                let result = stream.write_all(&bytes);
-                shared.settle(records);
-                match result {
-                    Err(error) if gone(&error) => return Ok(()),
-                    result => result?,
+            Ok(Encoded { bytes, records, told }) => match stream.write_all(&bytes) {
+                Err(error) if gone(&error) => return Ok(()),
+                result => {
+                    result?;
+                    shared.settle_frame(records, told);
                 }
-            }
+            },
             // A client of an idle VM would otherwise be missed only with the next frame.
             Err(RecvTimeoutError::Timeout) if has_hung_up(stream) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {}
@@ -430,7 +466,7 @@ mod tests {
 
     /// As [`TraceWriter::append`], however late its thread is.
     fn append(path: &Path) -> TraceWriter {
-        TraceWriter { patience: LONG, ..TraceWriter::append(path).unwrap() }
+        TraceWriter { patience: LONG, ..TraceWriter::append(path, 0).unwrap() }
     }
 
     #[test]
@@ -493,13 +529,49 @@ mod tests {
 
     /// A file, and no device, that takes nothing.
     #[test]
-    fn a_trace_that_cannot_be_written_keeps_nobody() {
+    fn a_trace_that_cannot_be_written_keeps_nobody_and_loses_all_that_comes() {
         let mut writer = append(Path::new("/proc/version"));
+        let mut recorded = 0;
         while writer.frames.is_some() {
+            recorded += 1;
             writer.record(&record(1), false);
         }
+        writer.record(&record(1), false);
+        assert_eq!((writer.lost(), writer.untold()), (recorded + 1, recorded + 1));
         writer.end();
         assert!(writer.is_still());
+    }
+
+    /// Those that waited when the write failed, those of its frame and of which it told, and all that came later.
+    #[test]
+    fn the_next_program_tells_what_was_lost_since_a_write_failed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut writer = TraceWriter { patience: LONG, ..TraceWriter::append(Path::new("/dev/full"), 3).unwrap() };
+        for _ in 0..2 {
+            writer.record(&record(1), false);
+            writer.flush();
+        }
+        while !writer.has_ended() {
+            std::thread::yield_now();
+        }
+        writer.record(&record(1), false);
+        writer.flush();
+        writer.record(&record(1), true);
+        writer.flush();
+        assert_eq!((writer.lost(), writer.untold()), (4, 7));
+        drop(writer);
+
+        let untold = 7;
+        let mut writer = TraceWriter { patience: LONG, ..TraceWriter::append(file.path(), untold).unwrap() };
+        (1..3).for_each(|number| {
+            writer.record(&record(number), false);
+            writer.flush();
+        });
+        assert_eq!(writer.lost(), 0);
+        writer.end();
+        assert_eq!(writer.untold(), 0);
+        let trace = parse_trace(&std::fs::read(file.path()).unwrap()).unwrap();
+        assert_eq!((trace.records.len(), trace.lost), (2, untold));
     }
 
     /// Returns a writer into a pipe in `folder` that nobody reads, and how many records it got until it lost some.

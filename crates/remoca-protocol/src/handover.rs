@@ -56,6 +56,9 @@ pub struct Description {
     /// Mapped pools. Descriptions of older programs lack this field.
     #[serde(default)]
     pub pools: Vec<PassedPool>,
+    /// Number of records that the trace in a file lost and does not tell of. Descriptions of older programs lack this field.
+    #[serde(default)]
+    pub trace_untold: u64,
 }
 
 /// Mapped pool that is passed on.

@@ -483,14 +483,17 @@ fn a_full_disk_ends_a_trace() {
     assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(1000));
     let before = parse_trace(&std::fs::read(&file).unwrap()).unwrap().records.len();
     assert!(before > 1000);
+    let lost = machine.status().trace_lost.unwrap();
+    assert!(lost > 0, "all that was not written is counted");
     of_process.grow("8M");
     let (done, said) = upgrade::upgrade_in_time(&mut machine, || None);
     assert!(done, "{said}");
     machine.run(10);
     machine.pages_sent = machine.counter("evictions_reported");
     machine.finish();
-    let whole = std::fs::read(&file).unwrap();
-    assert!(parse_trace(&whole).unwrap().records.len() > before, "a later program goes on with it");
+    let whole = parse_trace(&std::fs::read(&file).unwrap()).unwrap();
+    assert!(whole.records.len() > before, "a later program goes on with it");
+    assert!(whole.lost >= lost, "{} of {lost} are told", whole.lost);
     json(&["trace", "info", text(&file), "-o", "json"]);
 }
 

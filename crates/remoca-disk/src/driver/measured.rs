@@ -125,10 +125,13 @@ impl Measured {
     pub(super) fn end_client(&mut self) -> bool {
         let Some(mut trace) = self.client.take() else { return false };
         trace.flush();
+        if trace.has_ended() {
+            return false;
+        }
         if trace.lost() > 0 {
             tracing::warn!("{} records of the trace were lost: its client took them too slowly", trace.lost());
         }
-        !trace.has_ended()
+        true
     }
 
     /// Completes the trace for a client, if there is one, because another program takes over. The client gets what there is of it; one

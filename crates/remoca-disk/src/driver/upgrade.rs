@@ -306,6 +306,7 @@ impl Upgrades {
             }
             handover.description.disks.push(passed);
         }
+        handover.description.trace_untold = vm.in_flight.measured().trace().map_or(0, |trace| trace.untold());
         check_offers(program, offers.as_ref(), &handover.description)?;
         vm.curves.keep(&mut vm.engine);
         vm.engine.close();

@@ -109,6 +109,11 @@ pub fn check_disks(options: &Options, former: &[(&str, &str)]) -> Result<(), Str
 }
 
 impl Inherited {
+    /// Returns the number of records that the trace has lost and does not tell of.
+    pub fn trace_untold(&self) -> u64 {
+        self.left.description.trace_untold
+    }
+
     pub fn upgrades(&self) -> u32 {
         self.left.description.upgrades
     }

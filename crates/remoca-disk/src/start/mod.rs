@@ -207,7 +207,7 @@ fn parts(
     let config = EngineConfig { key, seed, disks: engine.index().layout().disks(), ..config };
     let migration = migration(options, &found, mark, lock_reaches, config, inherited.is_some())?;
     let control = control_socket(options, inherited.as_mut())?;
-    let trace = trace(options, inherited.is_some())?;
+    let trace = trace(options, inherited.as_ref())?;
     give_back(unused_pools(&former, cold_reason.is_none() && !cache.endpoints.are_none()));
     let link = link(&cache.endpoints, header, inherited.as_mut()).context("cannot start the server link")?;
     let buffers = sizes::in_memory(buffer_bytes(options.buffers, disks.len()));
@@ -308,8 +308,11 @@ fn link(
 
 /// Opens the file in which requests are recorded. Returns `None` if there is to be none, or if there cannot be one and a guest may
 /// wait for its disks.
-fn trace(options: &Options, is_upgrade: bool) -> Result<Option<TraceWriter>> {
-    let open = if is_upgrade { TraceWriter::append } else { TraceWriter::create };
+fn trace(options: &Options, inherited: Option<&Inherited>) -> Result<Option<TraceWriter>> {
+    let open = |path: &Path| match inherited {
+        Some(inherited) => TraceWriter::append(path, inherited.trace_untold()),
+        None => TraceWriter::create(path),
+    };
     match options.trace.as_deref().map(open).transpose() {
         Err(error) if options.has_predecessor => {
             let path = options.trace.as_deref().unwrap_or(Path::new("")).display();
