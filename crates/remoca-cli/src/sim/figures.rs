@@ -229,6 +229,14 @@ impl Report {
                     .into(),
             );
         }
+        let covered = outcome.blocks.covered;
+        if covered > 0 {
+            let share = covered as f64 / outcome.blocks.all() as f64 * 100.0;
+            notes.push(format!(
+                "{covered} of the blocks from the disk ({share:.1} % of all) were cached, but others of the same read were not: the disk answers \
+                 whole reads. The curve counts them as hits."
+            ));
+        }
         if outcome.has_partial {
             notes.push("Reads of parts of blocks count as misses.".into());
         }

@@ -8,7 +8,7 @@
 
 use super::ids::{Id, Key};
 use super::lists::Lists;
-use super::types::{Found, Pages, Traffic};
+use super::types::{Found, Pages};
 use remoca_core::engine::{Insertion, Policy};
 use remoca_core::fingerprint::Fingerprint;
 use remoca_core::units::PageCount;
@@ -28,7 +28,8 @@ pub(super) struct Adaptive {
     misses: u64,
     /// The read under way there.
     under_way: UnderWay,
-    pub(super) traffic: Traffic,
+    /// Pages sent to the remote tier.
+    pub(super) sent: u64,
     pub(super) passed_over: u64,
 }
 
@@ -54,8 +55,8 @@ impl Adaptive {
     pub(super) fn new(pages: Pages) -> Self {
         let mut policy = Policy::new();
         policy.fit(PageCount(u32::try_from(pages.local + pages.remote).unwrap_or(u32::MAX)));
-        let (lists, traffic, under_way) = (Lists::new(), Traffic::default(), UnderWay::default());
-        Self { lists, was_hit: Vec::new(), pages, policy, misses: 0, under_way, traffic, passed_over: 0 }
+        let (lists, under_way) = (Lists::new(), UnderWay::default());
+        Self { lists, was_hit: Vec::new(), pages, policy, misses: 0, under_way, sent: 0, passed_over: 0 }
     }
 
     pub(super) fn reach(&mut self, count: usize) {
@@ -72,12 +73,9 @@ impl Adaptive {
         self.policy.in_force()
     }
 
-    fn found(&mut self, id: Id) -> (Found, Option<usize>) {
+    fn found(&self, id: Id) -> (Found, Option<usize>) {
         match self.lists.list_of(id) {
-            Some(REMOTE) => {
-                self.traffic.fetched += 1;
-                (Found::Remote, Some(REMOTE))
-            }
+            Some(REMOTE) => (Found::Remote, Some(REMOTE)),
             Some(list) => (Found::Local, Some(list)),
             None => (Found::Nowhere, None),
         }
@@ -170,7 +168,7 @@ impl Adaptive {
             self.lists.pop_back(list);
         }
         if [local, remote][list] > 0 {
-            self.traffic.sent += u64::from(list == REMOTE);
+            self.sent += u64::from(list == REMOTE);
             self.was_hit[id as usize] = true;
             self.lists.push_back(list, id);
         }
@@ -185,7 +183,7 @@ impl Adaptive {
         if self.pages.remote == 0 || self.was_hit[victim as usize] {
             return;
         }
-        self.traffic.sent += 1;
+        self.sent += 1;
         self.lists.push_front(REMOTE, victim);
         if self.lists.len(REMOTE) > self.pages.remote {
             self.lists.pop_back(REMOTE);

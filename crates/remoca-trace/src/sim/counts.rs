@@ -25,6 +25,8 @@ pub struct BlockCounts {
     pub local: u64,
     pub remote: u64,
     pub disk: u64,
+    /// Those from the disk that were cached: another block of the same read was not, and the disk answers the whole read.
+    pub covered: u64,
     pub written: u64,
 }
 
@@ -46,6 +48,15 @@ impl BlockCounts {
             Found::Remote => &mut self.remote,
             Found::Nowhere => &mut self.disk,
         } += blocks;
+    }
+
+    /// Counts the blocks that were found in the tiers since the counts were `before` as read from the disk.
+    #[inline]
+    pub(super) fn cover_since(&mut self, before: Self) {
+        let covered = self.local + self.remote - before.local - before.remote;
+        (self.local, self.remote) = (before.local, before.remote);
+        self.disk += covered;
+        self.covered += covered;
     }
 
     /// Makes reads of `had` blocks as many as there should be. Those that are lacking are found at `place`. Those that are too many were

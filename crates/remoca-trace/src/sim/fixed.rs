@@ -5,7 +5,7 @@
 //! sent each time that a remote block enters.
 
 use super::ids::Id;
-use super::types::{Pages, Traffic};
+use super::types::Pages;
 
 #[derive(Clone, Copy, Default)]
 struct Block {
@@ -26,7 +26,7 @@ pub(super) struct Fixed {
 pub(super) struct Best {
     pub(super) local_hits: u64,
     pub(super) remote_hits: u64,
-    pub(super) traffic: Traffic,
+    pub(super) sent: u64,
 }
 
 impl Fixed {
@@ -64,7 +64,7 @@ impl Fixed {
         let remote = &rest[..usize::try_from(pages.remote).unwrap_or(usize::MAX).min(rest.len())];
         let hits = |blocks: &[Block]| blocks.iter().map(|block| u64::from(block.hits)).sum();
         let used = remote.iter().filter(|block| block.hits > 0);
-        let traffic = Traffic { sent: used.map(|block| u64::from(block.entries)).sum(), fetched: hits(remote) };
-        Best { local_hits: hits(local), remote_hits: hits(remote), traffic }
+        let sent = used.map(|block| u64::from(block.entries)).sum();
+        Best { local_hits: hits(local), remote_hits: hits(remote), sent }
     }
 }

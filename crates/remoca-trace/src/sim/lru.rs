@@ -2,7 +2,7 @@
 
 use super::ids::Id;
 use super::lists::Lists;
-use super::types::{Found, Pages, Traffic};
+use super::types::{Found, Pages};
 
 const LOCAL: usize = 0;
 const REMOTE: usize = 1;
@@ -10,12 +10,13 @@ const REMOTE: usize = 1;
 pub(super) struct Lru {
     lists: Lists<2>,
     pages: Pages,
-    pub(super) traffic: Traffic,
+    /// Pages sent to the remote tier.
+    pub(super) sent: u64,
 }
 
 impl Lru {
     pub(super) fn new(pages: Pages) -> Self {
-        Self { lists: Lists::new(), pages, traffic: Traffic::default() }
+        Self { lists: Lists::new(), pages, sent: 0 }
     }
 
     pub(super) fn reach(&mut self, count: usize) {
@@ -26,22 +27,14 @@ impl Lru {
         self.lists.bytes()
     }
 
-    fn found(&mut self, list: Option<usize>) -> Found {
-        match list {
-            Some(LOCAL) => Found::Local,
-            Some(_) => {
-                self.traffic.fetched += 1;
-                Found::Remote
-            }
-            None => Found::Nowhere,
-        }
-    }
-
     /// Takes a block that the guest reads.
     #[inline]
     pub(super) fn read(&mut self, id: Id) -> Found {
-        let list = self.lists.remove(id);
-        self.found(list)
+        match self.lists.remove(id) {
+            Some(LOCAL) => Found::Local,
+            Some(_) => Found::Remote,
+            None => Found::Nowhere,
+        }
     }
 
     /// Takes a block that the guest reads, and makes it the newest at once.
@@ -67,7 +60,7 @@ impl Lru {
         if let Some(victim) = self.lists.pop_back(LOCAL)
             && self.pages.remote > 0
         {
-            self.traffic.sent += 1;
+            self.sent += 1;
             self.lists.push_front(REMOTE, victim);
             if self.lists.len(REMOTE) > self.pages.remote {
                 self.lists.pop_back(REMOTE);

@@ -84,18 +84,18 @@ impl Simulation {
         } = self;
         let mut requests = Some(requests);
         let (mut passed_over, mut ends_bimodal) = (None, None);
-        let mut traffic = match cache {
-            Cache::Lru(lru) => lru.traffic,
+        let mut sent = match cache {
+            Cache::Lru(lru) => lru.sent,
             Cache::Adaptive(adaptive) => {
                 passed_over = Some(adaptive.passed_over);
                 ends_bimodal = Some(adaptive.in_force() == Insertion::Bimodal);
-                adaptive.traffic
+                adaptive.sent
             }
             Cache::Fixed(fixed, pages) => {
-                let Best { local_hits, remote_hits, traffic } = fixed.best(pages);
+                let Best { local_hits, remote_hits, sent } = fixed.best(pages);
                 (blocks.local, blocks.remote) = (local_hits, remote_hits);
                 blocks.disk -= local_hits + remote_hits;
-                traffic
+                sent
             }
         };
         // Of a request of many blocks, a sample has some: how slow the slowest is, they do not tell.
@@ -105,11 +105,9 @@ impl Simulation {
         if setup.one_of > 1 {
             let sampled = blocks.remote;
             blocks.correct(place, may_hit.wanted(setup.one_of), may_hit.simulated);
-            let corrected = |pages: u64| (pages + blocks.remote).saturating_sub(sampled);
-            traffic.fetched = corrected(traffic.fetched);
             // What is read from there returns when it is evicted.
             if setup.policy == PolicyKind::Lru {
-                traffic.sent = corrected(traffic.sent);
+                sent = (sent + blocks.remote).saturating_sub(sampled);
             }
         }
         let share = |count: u64| if blocks.all() == 0 { 0.0 } else { count as f64 / blocks.all() as f64 };
@@ -119,7 +117,7 @@ impl Simulation {
             blocks,
             shares,
             requests,
-            traffic,
+            traffic: Traffic { sent, fetched: blocks.remote },
             passed_over,
             ends_bimodal,
             footprint,

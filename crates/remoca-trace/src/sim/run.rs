@@ -214,7 +214,7 @@ impl Simulation {
         if ids.is_empty() {
             return;
         }
-        let mut slowest = Found::Guest;
+        let (mut slowest, before) = (Found::Guest, self.blocks);
         if misses {
             self.has_partial = true;
             self.blocks.note(Found::Nowhere, ids.len() as u64);
@@ -228,6 +228,10 @@ impl Simulation {
                 let found = if self.guest_pages > 0 { self.read_by_guest(*id) } else { self.read(*id, sees_evictions) };
                 self.blocks.note(found, 1);
                 slowest = slowest.max(found);
+            }
+            // A sample of the blocks does not tell whether all of them are there.
+            if slowest == Found::Nowhere && ids.len() > 1 && self.setup.one_of <= 1 {
+                self.blocks.cover_since(before);
             }
         }
         self.requests.note(slowest);
