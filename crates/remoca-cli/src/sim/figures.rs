@@ -241,7 +241,11 @@ impl Report {
             notes.push("Reads of parts of blocks count as misses.".into());
         }
         if self.policy == PolicyKind::Fixed {
-            notes.push("The best set of blocks is a bound: no cache knows it beforehand. Its times are as if blocks were read alone.".into());
+            notes.push(
+                "The cache has the best set of blocks that never changes; a cache can do better where the blocks in use change. Its times are as \
+                 if blocks were read alone."
+                    .into(),
+            );
         }
         notes.extend(latencies.notes(self.bytes, &trace.summary));
         if let Some(hits) = trace.summary.recorded_cache_reads.filter(|_| trace.summary.reads > 0) {

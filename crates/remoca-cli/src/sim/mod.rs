@@ -83,7 +83,7 @@ enum Policy {
     Lru,
     /// The insertion policy of `remoca disk`
     Adaptive,
-    /// The best set of blocks, known beforehand: a bound
+    /// The best set of blocks that never changes, known beforehand; a cache can do better where the blocks in use change
     Fixed,
 }
 

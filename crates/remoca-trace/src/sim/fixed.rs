@@ -1,4 +1,5 @@
-//! The best fixed set of blocks, known beforehand: the bound that no policy without knowledge of the future can count on.
+//! The best set of blocks that never changes, known beforehand. No policy without knowledge of the future can count on it; where the blocks in
+//! use change, a cache can do better.
 //!
 //! Each block of the set is cached from when the cache first gets it, and again after each write. The blocks with the most
 //! hits are in the local tier, those with the next most in the remote one. One page is fetched for each remote hit, and one

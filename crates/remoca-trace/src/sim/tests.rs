@@ -270,6 +270,15 @@ fn the_engines_policy_keeps_a_part_of_a_loop() {
     assert!((sampled.shares.disk - fixed.shares.disk).abs() < 0.05, "{sampled:?}");
 }
 
+#[test]
+fn a_cache_beats_the_best_fixed_set_where_the_blocks_in_use_change() {
+    let records: Vec<_> = (0..800).map(|at| record(TracedOp::Read, at / 200 * 4 + at % 4, 1)).collect();
+    let batch = Batch { records, ..Batch::default() };
+    let [lru, fixed] = [PolicyKind::Lru, PolicyKind::Fixed]
+        .map(|policy| simulate(Setup { policy, ..setup(0, 4, 0) }, std::slice::from_ref(&batch)).blocks.local);
+    assert_eq!((lru, fixed), (4 * 196, 196));
+}
+
 /// Which page is where, and what travels, as in the engine (`remoca_core::index::admit`).
 #[test]
 fn the_engines_policy_moves_pages_between_the_tiers() {

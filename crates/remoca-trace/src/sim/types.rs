@@ -12,7 +12,7 @@ pub enum PolicyKind {
     Lru,
     /// The insertion policy of `remoca disk`.
     Adaptive,
-    /// The best set of blocks, known beforehand: a bound.
+    /// The best set of blocks that never changes, known beforehand.
     Fixed,
 }
 
