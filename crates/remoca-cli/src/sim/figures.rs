@@ -199,7 +199,7 @@ impl Report {
         let Self { trace, outcome, latencies, .. } = self;
         if self.one_of > 1 {
             notes.push(format!(
-                "One block of {} was simulated, with as much less memory: all shares are estimates. Reads of popular blocks that are not \
+                "One block of {} was simulated, with as much less memory: all figures are estimates. Reads of popular blocks that are not \
                  among them count as hits of the first memory. Times are as if blocks were read alone.",
                 self.one_of
             ));

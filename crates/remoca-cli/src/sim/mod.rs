@@ -6,9 +6,9 @@ mod text;
 
 use crate::form::Form;
 use crate::number::whole_in;
-use crate::size::parse_size;
+use crate::size::{parse_size, show_size};
 use crate::trace::{Opened, TraceFile, complete, read_all, removed_at_a_signal};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
 use figures::{Latencies, Report};
 use remoca_trace::sim::{BLOCK_COST_BYTES, CurveKind, Pages, PolicyKind, Setup, Simulation, TooManyBlocks};
@@ -95,11 +95,23 @@ enum Curve {
 }
 
 impl SimArgs {
-    fn setup(&self) -> Setup {
-        let pages = |bytes: u64| bytes / PAGE_BYTES;
-        Setup {
-            guest: pages(self.guest),
-            tiers: Pages { local: pages(self.local), remote: pages(self.remote) },
+    /// Returns what is to be simulated.
+    ///
+    /// # Errors
+    /// If nothing would be left of a memory.
+    fn setup(&self) -> Result<Setup> {
+        let pages = |option: &str, bytes: u64| {
+            if (1..PAGE_BYTES * self.one_of).contains(&bytes) {
+                let least = show_size(PAGE_BYTES * self.one_of);
+                let share =
+                    if self.one_of > 1 { format!(" in the share of --one-of {}", self.one_of) } else { String::new() };
+                bail!("--{option} is less than a block{share}: say at least {least}, or 0 for none");
+            }
+            Ok(bytes / PAGE_BYTES)
+        };
+        Ok(Setup {
+            guest: pages("guest", self.guest)?,
+            tiers: Pages { local: pages("local", self.local)?, remote: pages("remote", self.remote)? },
             policy: match self.policy {
                 Policy::Lru => PolicyKind::Lru,
                 Policy::Adaptive => PolicyKind::Adaptive,
@@ -113,7 +125,7 @@ impl SimArgs {
             one_of: self.one_of,
             // Numbers of blocks have 32 bits, and lists their ends besides.
             blocks_max: u32::try_from(self.memory / BLOCK_COST_BYTES).unwrap_or(u32::MAX).min(u32::MAX - 16),
-        }
+        })
     }
 }
 
@@ -122,10 +134,11 @@ impl SimArgs {
 /// # Errors
 /// If the trace cannot be read or takes too much memory, or the page cannot be written.
 pub fn run(args: &SimArgs) -> Result<()> {
+    let setup = args.setup()?;
     // Before the work, so that it is not done in vain.
     let page = args.html.as_deref().map(|page| removed_at_a_signal(page, args.force)).transpose()?;
     let mut opened = args.file.open()?;
-    let report = simulate(args, &mut opened)?;
+    let report = simulate(args, setup, &mut opened)?;
     if let (Some(mut page), Some(path)) = (page, &args.html) {
         let cannot = || format!("cannot write {}", path.display());
         page.write_all(page::render(&report).into_string().as_bytes()).with_context(cannot)?;
@@ -138,8 +151,7 @@ pub fn run(args: &SimArgs) -> Result<()> {
     Ok(crate::output::output().write_all(text.as_bytes())?)
 }
 
-fn simulate(args: &SimArgs, opened: &mut Opened) -> Result<Report> {
-    let setup = args.setup();
+fn simulate(args: &SimArgs, setup: Setup, opened: &mut Opened) -> Result<Report> {
     let mut simulation = Simulation::new(setup);
     let mut summary = Summary::default();
     let format = opened.source.format();
@@ -150,7 +162,7 @@ fn simulate(args: &SimArgs, opened: &mut Opened) -> Result<Report> {
             anyhow!(
                 "the trace has more than {blocks_max} different blocks, which is what {} of memory are enough for: give it \
                  more (--memory), or simulate one block of some (--one-of 16)",
-                crate::size::show_size(args.memory)
+                show_size(args.memory)
             )
         })
     })?;

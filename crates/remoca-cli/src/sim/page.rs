@@ -58,7 +58,7 @@ fn title(report: &Report) -> String {
 fn tiles(report: &Report) -> Markup {
     let shares = &report.outcome.shares;
     let traffic = &report.outcome.traffic;
-    let pages = |pages: u64| show_size(pages * 4096 * report.one_of);
+    let pages = |pages: u64| show_size(pages * 4096);
     let tiles = [
         (percent(shares.guest), "of the blocks read were in the guest’s memory"),
         (percent(shares.local), "came from the local tier"),

@@ -43,7 +43,7 @@ fn write(report: &Report, text: &mut String) -> std::fmt::Result {
     }
     if report.bytes.remote > 0 {
         let Traffic { sent, fetched } = outcome.traffic;
-        let bytes = |pages: u64| show_size(pages * 4096 * report.one_of);
+        let bytes = |pages: u64| show_size(pages * 4096);
         writeln!(text, "Network: {} sent to the remote tier, {} fetched from it", bytes(sent), bytes(fetched))?;
     }
     if let Some(passed_over) = outcome.passed_over {

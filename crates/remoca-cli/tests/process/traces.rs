@@ -335,6 +335,18 @@ fn what_is_no_trace_leaves_nothing_behind() {
     assert!(page.contains("<svg") && !page.contains("http"), "it loads nothing from elsewhere");
 }
 
+#[test]
+fn sizes_of_less_than_a_block_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("trace");
+    std::fs::write(&trace, "1,hm,1,Read,0,4096,413\n").unwrap();
+    let sim = |options: &[&str]| run(&[&["sim", text(&trace)], options].concat());
+    expect_refusal(&sim(&["--guest", "4095"]), FAILURE, &["--guest is less than a block:", "at least 4K"]);
+    let sampled = sim(&["--local", "1M", "--one-of", "4096"]);
+    expect_refusal(&sampled, FAILURE, &["--local is less than a block in the share of --one-of 4096", "at least 16M"]);
+    assert!(sim(&["--remote", "16M", "--one-of", "4096"]).status.success());
+}
+
 /// Waits until a recording into `folder` has received a whole frame.
 fn wait_for_a_frame(folder: &Path) {
     let length = |entry: std::io::Result<std::fs::DirEntry>| Some(entry.ok()?.metadata().ok()?.len());

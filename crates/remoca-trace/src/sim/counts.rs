@@ -70,6 +70,14 @@ impl BlockCounts {
         }
     }
 
+    /// Returns as many times each count.
+    pub(super) fn times(self, times: u64) -> Self {
+        let Self { guest, local, remote, disk, covered, written } = self;
+        let [guest, local, remote, disk, covered, written] =
+            [guest, local, remote, disk, covered, written].map(|count| count * times);
+        Self { guest, local, remote, disk, covered, written }
+    }
+
     /// Returns the number of blocks read.
     #[must_use]
     pub fn all(&self) -> u64 {

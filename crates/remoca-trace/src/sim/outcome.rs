@@ -34,6 +34,7 @@ pub struct CurvePoint {
 /// What came of a simulation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
+    /// Counts of the whole trace, which are estimates of it if only a share of the blocks was simulated. So are traffic and footprint.
     pub blocks: BlockCounts,
     pub shares: TierShares,
     /// `None` where which blocks hit is known only at the end: with the best fixed set.
@@ -112,13 +113,14 @@ impl Simulation {
         }
         let share = |count: u64| if blocks.all() == 0 { 0.0 } else { count as f64 / blocks.all() as f64 };
         let BlockCounts { guest, local, remote, disk, .. } = blocks;
+        let one_of = setup.one_of.max(1);
         let shares = TierShares { guest: share(guest), local: share(local), remote: share(remote), disk: share(disk) };
         Outcome {
-            blocks,
+            blocks: blocks.times(one_of),
             shares,
             requests,
-            traffic: Traffic { sent, fetched: blocks.remote },
-            passed_over,
+            traffic: Traffic { sent: sent * one_of, fetched: blocks.remote * one_of },
+            passed_over: passed_over.map(|pages| pages * one_of),
             ends_bimodal,
             footprint,
             is_footprint_estimated: is_curve_alone,
