@@ -43,18 +43,28 @@ pub fn run(file: &TraceFile, output: &Path, replaces: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns a file beside `output`, which is removed if it does not take its place.
+/// Returns where a file at `output` belongs: a symbolic link stays, and the file that it names is written.
+///
+/// # Errors
+/// If there is something else than a file, or a symbolic link to nothing.
+fn place(output: &Path) -> Result<PathBuf> {
+    match std::fs::canonicalize(output) {
+        Ok(place) if place.is_file() => Ok(place),
+        Err(_) if std::fs::symlink_metadata(output).is_err() => Ok(output.to_owned()),
+        _ => bail!("{} is no file, and is not replaced by one: name another", output.display()),
+    }
+}
+
+/// Returns a file beside `output`, or beside what it is a symbolic link to, which is removed if it does not take its place.
 ///
 /// # Errors
 /// If there is a file at `output` and it does not replace one, there is something else than a file, or no file can be made beside it.
 pub fn unfinished(output: &Path, replaces: bool) -> Result<NamedTempFile> {
-    let folder = match output.parent() {
+    let place = place(output)?;
+    let folder = match place.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
         _ => PathBuf::from("."),
     };
-    if std::fs::metadata(output).is_ok_and(|file| !file.is_file()) {
-        bail!("{} is no file, and is not replaced by one: name another", output.display());
-    }
     if !replaces && std::fs::symlink_metadata(output).is_ok() {
         bail!("there is a file {} already: name another, or say --force to replace it", output.display());
     }
@@ -87,7 +97,11 @@ pub fn removed_at_a_signal(output: &Path, replaces: bool) -> Result<NamedTempFil
 pub fn complete(file: NamedTempFile, output: &Path, replaces: bool) -> Result<u64> {
     let cannot = || format!("cannot write {}", output.display());
     let bytes = file.as_file().metadata().with_context(cannot)?.len();
-    let placed = if replaces { file.persist(output) } else { file.persist_noclobber(output) };
+    let placed = match std::fs::canonicalize(output) {
+        Ok(place) if replaces => file.persist(place),
+        _ if replaces => file.persist(output),
+        _ => file.persist_noclobber(output),
+    };
     let Err(PersistError { error, file }) = placed else { return Ok(bytes) };
     let (_, kept) = file.keep().map_err(|error| error.error).with_context(cannot)?;
     let why = match error.kind() {
@@ -100,6 +114,27 @@ pub fn complete(file: NamedTempFile, output: &Path, replaces: bool) -> Result<u6
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_symbolic_link_stays_and_what_it_names_is_replaced_if_it_is_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let (link, far) = (path("link"), path("far"));
+        std::fs::create_dir(&far).unwrap();
+        std::os::unix::fs::symlink(far.join("file"), &link).unwrap();
+        for replaces in [false, true] {
+            let error = unfinished(&link, replaces).unwrap_err().to_string();
+            assert!(error.ends_with("is no file, and is not replaced by one: name another"), "{error}");
+        }
+        std::fs::write(far.join("file"), "old").unwrap();
+        assert!(unfinished(&link, false).unwrap_err().to_string().contains("--force"));
+        let mut file = unfinished(&link, true).unwrap();
+        assert_eq!(file.path().parent().unwrap(), far.canonicalize().unwrap());
+        file.write_all(b"new").unwrap();
+        complete(file, &link, true).unwrap();
+        assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(std::fs::read(far.join("file")).unwrap(), b"new");
+    }
 
     #[test]
     fn a_file_that_has_appeared_meanwhile_stays_and_so_does_what_was_written() {
