@@ -193,6 +193,17 @@ impl Report {
         ]
     }
 
+    /// Returns in what the curve may be wrong that its standard error does not say.
+    fn curve_note(&self) -> Option<String> {
+        let is_sampled = self.outcome.curve.iter().any(|point| point.standard_error > 0.0);
+        let sees_all_reads = self.bytes.guest == 0 && !self.outcome.uses_evictions;
+        (is_sampled && sees_all_reads).then(|| {
+            "Without guest memory or evictions, few blocks may have most of the reads. The curve from a sample may be off by 7 points \
+             then, which its standard error does not say (--curve exact)."
+                .into()
+        })
+    }
+
     /// Returns what the reader has to know to judge the figures, a sentence or two each.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -220,6 +231,7 @@ impl Report {
                     .into(),
             );
         }
+        notes.extend(self.curve_note());
         if !self.has_tiers() {
             notes.push("No tier was simulated: --local and --remote say their sizes.".into());
         } else if self.policy == PolicyKind::Lru {
