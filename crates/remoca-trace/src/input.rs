@@ -42,6 +42,11 @@ impl Input {
         self.error(if self.is_open { ErrorKind::CutShort } else { ErrorKind::Wrong(what) })
     }
 
+    /// Returns whether the line that was taken last has no end, so that the trace may have gone on within it.
+    pub fn is_line_open(&self) -> bool {
+        self.is_open
+    }
+
     /// Reads until `count` bytes are in memory, or the trace ends. Returns all bytes that are not taken.
     fn fill(&mut self, count: usize) -> Result<&[u8], TraceError> {
         if self.unread.len() < count && self.unread.start + count > self.buffer.len() {

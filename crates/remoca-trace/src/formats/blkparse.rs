@@ -99,7 +99,15 @@ impl Parser for Blkparse {
                     self.is_summary = true;
                     continue;
                 }
-                Some(line) => self.request(line),
+                Some(line) => {
+                    let is_whole = line.ends_with(b"]");
+                    let request = self.request(line);
+                    // What is left of a number is a number, too.
+                    if input.is_line_open() && !is_whole {
+                        return Err(input.error(ErrorKind::CutShort));
+                    }
+                    request
+                }
             };
             match request.map_err(|what| input.error_in_line(what))? {
                 Some(request) => batch.records.push(request),

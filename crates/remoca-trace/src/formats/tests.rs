@@ -97,6 +97,14 @@ fn blkparse() {
     refused(only_c.as_bytes(), None, Position::Line(2), "no request that was queued");
     refused(format!("{only_c}hello\n").as_bytes(), None, Position::Line(2), "`hello` is no event");
     assert!(read(format!("{only_c}  8,0    3  ").as_bytes(), None).unwrap_err().is_cut_short());
+    // What is left of the last line would be a request, too, but for another sector, or of fewer.
+    let queued = "  8,0    3        1     0.000000000   697  Q   W 223488 + 128 [kjournald]";
+    assert_eq!(records(queued.as_bytes(), Format::Blkparse)[0].blocks, 16);
+    for cut in 1..=22 {
+        let (before, _) = queued.split_at(queued.len() - cut);
+        let cut = read(format!("{queued}\n{before}").as_bytes(), None).unwrap_err();
+        assert_eq!((cut.is_cut_short(), cut.at), (true, Position::Line(2)), "{before}");
+    }
     // What blkparse says of its files comes first where there are more than its buffer holds.
     let notes: String = (0..200).map(|cpu| format!("Input file sda.blktrace.{cpu} added\n")).collect();
     let (format, noted) = read(format!("{notes}{BLKPARSE}").as_bytes(), None).unwrap();
