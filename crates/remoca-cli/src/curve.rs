@@ -91,10 +91,10 @@ fn text(curve: &CurveStatus, figures: &Figures, is_unheard: bool) -> Result<Stri
 }
 
 fn notes(text: &mut String, curve: &CurveStatus, figures: &Figures, is_unheard: bool) -> Result<()> {
-    let share = if curve.followed_share >= 1.0 {
-        "All of them are followed".into()
-    } else {
-        format!("One of {:.0} is followed", 1.0 / curve.followed_share)
+    let share = match curve.followed_share {
+        1.0.. => "All of them are followed".into(),
+        share @ 0.5.. => format!("{:.0} % of them are followed", (share * 100.0).floor()),
+        share => format!("One of {:.0} is followed", 1.0 / share),
     };
     writeln!(text, "\nFrom {:.0} blocks read; older reads count less. {share}.", curve.blocks_read)?;
     writeln!(
@@ -200,6 +200,15 @@ mod tests {
             "(--disk): root, data.",
         ] {
             assert!(all.contains(words), "`{words}` is missing in:\n{all}");
+        }
+        for (share, says) in [
+            (1.0, "All of them are"),
+            (0.999, "99 % of them are"),
+            (0.76, "76 % of them are"),
+            (0.5, "50 % of them are"),
+        ] {
+            curve.followed_share = share;
+            assert!(shown(&curve).contains(&format!("less. {says} followed.")), "{share}");
         }
         curve.forecast = Some(ForecastStatus { windows: 5, curve_error: 0.03, as_before_error: 0.02 });
         curve.cache_bytes = 512 << 20;
