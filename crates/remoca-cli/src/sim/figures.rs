@@ -179,7 +179,7 @@ impl Report {
 
     /// Returns whether there is a tier.
     pub fn has_tiers(&self) -> bool {
-        self.bytes.local + self.bytes.remote > 0
+        self.bytes.local > 0 || self.bytes.remote > 0
     }
 
     /// Returns the places where reads are answered: name, size in bytes, blocks, share of the blocks.

@@ -112,7 +112,7 @@ fn curve(report: &Report) -> Markup {
     let values: Vec<_> = points.iter().map(|point| (point.bytes as f64, Some(point.hit_ratio))).collect();
     picture.area(&panel, &values, "remote-area");
     picture.curve(&panel, &values, "remote-line");
-    let sum = report.bytes.local + report.bytes.remote;
+    let sum = report.bytes.local.saturating_add(report.bytes.remote);
     for (bytes, name) in [(report.bytes.local, "local"), (sum, "both tiers")] {
         if bytes > 0 && (first.bytes..=last.bytes).contains(&bytes) {
             let at = panel.x_at(bytes as f64);

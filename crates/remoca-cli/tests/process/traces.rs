@@ -336,7 +336,7 @@ fn what_is_no_trace_leaves_nothing_behind() {
 }
 
 #[test]
-fn sizes_of_less_than_a_block_are_refused() {
+fn sizes_of_less_than_a_block_are_refused_and_no_other() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("trace");
     std::fs::write(&trace, "1,hm,1,Read,0,4096,413\n").unwrap();
@@ -345,6 +345,9 @@ fn sizes_of_less_than_a_block_are_refused() {
     let sampled = sim(&["--local", "1M", "--one-of", "4096"]);
     expect_refusal(&sampled, FAILURE, &["--local is less than a block in the share of --one-of 4096", "at least 16M"]);
     assert!(sim(&["--remote", "16M", "--one-of", "4096"]).status.success());
+    let page = folder.path().join("page");
+    let huge = sim(&["--local", "9000000T", "--remote", "9000000T", "--html", text(&page)]);
+    assert!(huge.status.success(), "{huge:?}");
 }
 
 /// Waits until a recording into `folder` has received a whole frame.
