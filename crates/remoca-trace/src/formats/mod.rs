@@ -38,10 +38,12 @@ pub struct Source {
 pub fn open(reader: Box<dyn Read>, format: Option<Format>) -> Result<Source, TraceError> {
     let mut input = Input::new(reader);
     let first = input.peek(SNIFFED_BYTES)?.to_vec();
-    let format = match format {
-        Some(format) => format,
-        None => sniff::format(&first).map_err(|what| input.error(ErrorKind::Wrong(what)))?,
+    let found = match format {
+        Some(format @ (Format::Blkparse | Format::Msr)) => sniff::check_text(&first).map(|()| format),
+        Some(format) => Ok(format),
+        None => sniff::format(&first),
     };
+    let format = found.map_err(|what| input.error(ErrorKind::Wrong(what)))?;
     let parser: Box<dyn Parser> = match format {
         Format::Remoca => Box::new(own::Own::default()),
         Format::Blktrace => Box::new(blktrace::Blktrace::default()),

@@ -20,14 +20,11 @@ pub(super) fn format(first: &[u8]) -> Result<Format, String> {
     if first.is_empty() {
         return Err("the trace is empty".into());
     }
-    if let Some((_, program)) = COMPRESSED.iter().find(|(magic, _)| first.starts_with(magic)) {
-        return Err(format!("the trace is compressed: pass it through `{program}`, with - for the file"));
-    }
+    check_not_compressed(first)?;
     let magic = first.first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
     let is_blktrace = |magic: u32| [magic, magic.swap_bytes()].iter().any(|word| word & !0xff == blktrace::MAGIC);
-    let mut lines = first.split(|byte| *byte == b'\n');
+    let mut lines = lines(first);
     let line = lines.find(|line| !line.is_empty() && !line.starts_with(blkparse::NOTE)).unwrap_or_default();
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
     match () {
         () if first.starts_with(&MAGIC) => Ok(Format::Remoca),
         () if magic.is_some_and(is_blktrace) => Ok(Format::Blktrace),
@@ -37,14 +34,44 @@ pub(super) fn format(first: &[u8]) -> Result<Format, String> {
         () if is_oracle_general(first) => Ok(Format::OracleGeneral),
         () => {
             let names: Vec<_> = Format::names().collect();
-            let is_text = !line.is_empty() && line.iter().all(|byte| *byte >= b' ' || *byte == b'\t');
-            let line = if is_text { format!(" by the line `{}`", shown(line)) } else { String::new() };
+            let line = if !line.is_empty() && is_text(line) {
+                format!(" by the line `{}`", shown(line))
+            } else {
+                String::new()
+            };
             Err(format!(
                 "the format of the trace is not recognized{line}: say which one it is (--format {})",
                 names.join(", ")
             ))
         }
     }
+}
+
+/// Checks that a trace that begins with these bytes may be of a format that is text.
+///
+/// # Errors
+/// What else it is.
+pub(super) fn check_text(first: &[u8]) -> Result<(), String> {
+    check_not_compressed(first)?;
+    match lines(first).next().is_none_or(is_text) {
+        true => Ok(()),
+        false => Err("the trace is no text: say another format (--format auto finds out which)".into()),
+    }
+}
+
+fn check_not_compressed(first: &[u8]) -> Result<(), String> {
+    match COMPRESSED.iter().find(|(magic, _)| first.starts_with(magic)) {
+        Some((_, program)) => Err(format!("the trace is compressed: pass it through `{program}`, with - for the file")),
+        None => Ok(()),
+    }
+}
+
+fn lines(first: &[u8]) -> impl Iterator<Item = &[u8]> {
+    first.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+}
+
+fn is_text(line: &[u8]) -> bool {
+    line.iter().all(|byte| *byte >= b' ' || *byte == b'\t')
 }
 
 /// Returns whether records make sense together: times do not fall, and each object is read next later, or never.

@@ -51,6 +51,7 @@ fn msr() {
         ]
     );
     assert_eq!(records[1].latency_ns, 123_900);
+    assert_eq!(self::records(format!("\r\n\n{MSR}").as_bytes(), Format::Msr), records);
     assert_eq!(self::records(&MSR.as_bytes()[..MSR.len() - 1], Format::Msr).len(), 3, "without the last line's end");
     for (line, says) in [
         ("1,hm,0,Read,0", "`1,hm,0,Read,0` is no request"),
@@ -292,6 +293,10 @@ fn what_is_no_trace_is_told() {
         refused(csv.as_bytes(), None, Position::Byte(0), says);
     }
     refused(b"hello, world\n", Some(Format::Msr), Position::Line(1), "is no request");
+    for format in [Format::Msr, Format::Blkparse] {
+        refused(&[0x1f, 0x8b, 8, 0], Some(format), Position::Byte(0), "zcat");
+        refused(&[7; 40], Some(format), Position::Byte(0), "no text");
+    }
     refused(b"hello, world\n", Some(Format::Remoca), Position::Byte(0), "cut short");
     refused(&[b'x'; 100], Some(Format::Remoca), Position::Byte(0), "not a remoca trace");
     assert!("auto".parse::<Format>().is_err());
