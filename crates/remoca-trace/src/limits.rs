@@ -23,9 +23,20 @@ pub fn of_traced_write(length: u64) -> TracedOp {
 /// # Errors
 /// If there is no such request.
 pub fn of_sectors(op: TracedOp, sector: u64, sectors: u64) -> Result<TraceRecord, String> {
-    match (sector.checked_mul(512), sectors.checked_mul(512)) {
-        (Some(offset), Some(length)) => of_bytes(op, offset, length),
-        _ => Err(format!("a request at sector {sector}: no disk is larger than 4 PiB")),
+    match sectors.checked_mul(512) {
+        Some(length) => of_bytes_at(op, sector, length),
+        None => Err(format!("a request for {sectors} sectors: no disk is larger than 4 PiB")),
+    }
+}
+
+/// Returns the record of a request for `length` bytes from a 512-byte sector on.
+///
+/// # Errors
+/// If there is no such request.
+pub fn of_bytes_at(op: TracedOp, sector: u64, length: u64) -> Result<TraceRecord, String> {
+    match sector.checked_mul(512) {
+        Some(offset) => of_bytes(op, offset, length),
+        None => Err(format!("a request at sector {sector}: no disk is larger than 4 PiB")),
     }
 }
 

@@ -11,7 +11,7 @@ use super::batch::{BATCH_RECORDS, Batch, Parser};
 use super::disks::Disks;
 use crate::error::{ErrorKind, TraceError};
 use crate::input::Input;
-use crate::limits::{of_bytes, of_traced_write};
+use crate::limits::{of_bytes_at, of_traced_write};
 use remoca_protocol::trace::{TraceRecord, TracedOp};
 
 const EVENT_BYTES: usize = 48;
@@ -87,13 +87,10 @@ impl Blktrace {
             () => return Ok(None),
         };
         self.requests += 1;
-        let offset = event.sector.checked_mul(512).filter(|_| op != TracedOp::Flush).unwrap_or(0);
-        if offset == 0 && event.sector > 0 && op != TracedOp::Flush {
-            return Err(format!("a request at sector {}: no disk is larger than 4 PiB", event.sector));
-        }
+        let sector = if op == TracedOp::Flush { 0 } else { event.sector };
         let disk = self.disks.number(&event.device.to_le_bytes())?;
         let issued_ns = event.time_ns.min(u64::MAX / 2);
-        Ok(Some(TraceRecord { issued_ns, disk, ..of_bytes(op, offset, event.bytes.into())? }))
+        Ok(Some(TraceRecord { issued_ns, disk, ..of_bytes_at(op, sector, event.bytes.into())? }))
     }
 }
 

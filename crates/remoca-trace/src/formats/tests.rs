@@ -227,8 +227,9 @@ fn vscsi() {
         assert_eq!(brief(&records), [(TracedOp::Read, 0, 10, 1, 0), (TracedOp::Write, 3000, 0, 16, 0)]);
         assert_eq!(records[0].latency_ns, if version == 2 { 250_000 } else { 0 });
         refused(&bytes[..bytes.len() - 1], None, Position::Byte(2 * bytes_each), "cut short");
-        let far = [&bytes[..], &record(0x28, 512, u64::MAX, 0)].concat();
-        refused(&far, None, Position::Byte(3 * bytes_each), "no disk is larger");
+        let far = [&bytes[..], &record(0x28, 512, 1 << 63, 0)].concat();
+        let says = "a request at sector 9223372036854775808: no disk is larger";
+        refused(&far, None, Position::Byte(3 * bytes_each), says);
         let other = [&bytes[..], &vec![0; bytes.len()]].concat();
         refused(&other, None, Position::Byte(3 * bytes_each), "another version");
     }

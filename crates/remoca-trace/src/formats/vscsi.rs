@@ -10,7 +10,7 @@
 use super::batch::{BATCH_RECORDS, Batch, Parser, number};
 use crate::error::{ErrorKind, TraceError};
 use crate::input::Input;
-use crate::limits::of_bytes;
+use crate::limits::{of_bytes, of_bytes_at};
 use remoca_protocol::trace::{TraceRecord, TracedOp};
 
 /// Version of a trace.
@@ -77,7 +77,7 @@ impl Vscsi {
         let Some(op) = op(command) else { return Ok(None) };
         let record = match op {
             TracedOp::Flush => of_bytes(op, 0, 0)?,
-            _ => of_bytes(op, sector.saturating_mul(512), size)?,
+            _ => of_bytes_at(op, sector, size)?,
         };
         Ok(Some(TraceRecord {
             issued_ns: us.saturating_sub(first).saturating_mul(1000).min(u64::MAX / 2),
