@@ -87,6 +87,7 @@ pub fn run(args: &RecordArgs) -> Result<()> {
             Ok(count) => {
                 if let Err(error) = frames.take(count, file.as_file_mut()) {
                     failed = Some(error);
+                    let _ = control::call(&socket, Command::TraceStop);
                     break None;
                 }
             }

@@ -502,6 +502,7 @@ fn a_full_disk_ends_a_trace() {
     });
     let (trace, said) = recorder.wait_for_early_end();
     assert!(said.contains("No space left") && said.contains("requests and evictions in"), "{said}");
+    expect_refusal(&run(&["trace", "stop", text(&machine.control())]), FAILURE, &["nobody records a trace"]);
     assert!(json(&["trace", "info", text(&trace), "-o", "json"])["reads"].as_u64() > Some(1000));
     let before = parse_trace(&std::fs::read(&file).unwrap()).unwrap().records.len();
     assert!(before > 1000);
