@@ -128,6 +128,7 @@ fn descriptions() -> Vec<Vec<u8>> {
         port_guests: Guests::default(),
         nbd: vec![Listening { fd: 10, path: None }],
         pools: vec![PassedPool { server: "local:/s".into(), memory: 11, generation: 12, granted_pages: 8 }],
+        trace_untold: 3,
     };
     let empty = Description { version: VERSION, ..Description::default() };
     let other = Description { version: VERSION + 1, ..Description::default() };

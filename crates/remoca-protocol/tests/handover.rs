@@ -40,7 +40,7 @@ const WITHOUT_OFFERS: &str = concat!(
 );
 
 /// What this program writes. It is that of 1fea00a with the offers, the sizes that guests were told and that images had, the hashes of
-/// the options, mapped pools, and the local tier.
+/// the options, mapped pools, the local tier, and what a trace does not tell.
 fn recorded() -> String {
     let hypervisor =
         r#","offered":{"features":4294967296,"protocol_features":37387,"queues":4,"sector":512,"nbd_flags":0}"#;
@@ -58,7 +58,7 @@ fn recorded() -> String {
         .replace(r#""error":null}}}]"#, r#""error":null}},"told_bytes":2097152}]"#)
         .replace(
             r#""nbd":[{"fd":12,"path":null}]}"#,
-            r#""nbd":[{"fd":12,"path":null}],"pools":[{"server":"local:/m","memory":19,"generation":7,"granted_pages":8}]}"#,
+            r#""nbd":[{"fd":12,"path":null}],"pools":[{"server":"local:/m","memory":19,"generation":7,"granted_pages":8}],"trace_untold":3}"#,
         )
 }
 
@@ -139,6 +139,7 @@ fn description() -> Description {
         port_guests: Guests::default(),
         nbd: vec![Listening { fd: 12, path: None }],
         pools: vec![PassedPool { server: "local:/m".into(), memory: 19, generation: 7, granted_pages: 8 }],
+        trace_untold: 3,
     }
 }
 
@@ -156,7 +157,8 @@ fn the_version_is_that_of_all_recorded_descriptions() {
 
 #[test]
 fn connections_of_which_less_is_said_are_continued() {
-    let mut expected = Description { options: None, option_sizes: 0, pools: Vec::new(), ..description() };
+    let mut expected =
+        Description { options: None, option_sizes: 0, pools: Vec::new(), trace_untold: 0, ..description() };
     let front_end = expected.disks[0].guests.front_end.as_mut().unwrap();
     (front_end.offered, front_end.channel, front_end.told_bytes) = (None, None, None);
     expected.disks[0].had_bytes = None;
@@ -167,7 +169,8 @@ fn connections_of_which_less_is_said_are_continued() {
 
 #[test]
 fn a_program_that_passed_no_connections_is_understood() {
-    let mut expected = Description { options: None, option_sizes: 0, pools: Vec::new(), ..description() };
+    let mut expected =
+        Description { options: None, option_sizes: 0, pools: Vec::new(), trace_untold: 0, ..description() };
     expected.disks.iter_mut().for_each(|disk| (disk.guests, disk.had_bytes) = (Guests::default(), None));
     assert_eq!(Description::parse(WITHOUT_GUESTS.as_bytes()).unwrap(), expected);
 }
