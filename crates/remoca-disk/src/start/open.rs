@@ -12,7 +12,7 @@ use remoca_frontend::device::Frontend;
 use remoca_frontend::nbd::{ExportGeometry, Target};
 use remoca_frontend::vhost::{DeviceConfig, Keeper, KeptConnections, VhostDevice};
 use remoca_io::lock::ImageLock;
-use remoca_io::socket::SocketSource;
+use remoca_io::socket::{SocketSource, has_listener};
 use remoca_protocol::control::DiskTraffic;
 use remoca_protocol::guests::Guests;
 use remoca_protocol::offer::Offers;
@@ -29,6 +29,9 @@ use std::time::{Duration, Instant};
 
 /// How long the image of a disk that comes may take to be opened. It was opened once before, while all guests were served.
 const COMING_TIME_MAX: Duration = Duration::from_millis(500);
+/// How long a process that was killed may still listen while the last of its threads end, and how often that is looked at.
+const ENDING_TIME_MAX: Duration = Duration::from_secs(2);
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Opens the images and sockets of all disks.
 pub fn open_disks(
@@ -97,6 +100,16 @@ pub(super) fn predecessor_died(options: &Options) -> bool {
     let control = options.is_named.then_some(&*options.control);
     let is_socket = |path: &Path| path.symlink_metadata().is_ok_and(|file| file.file_type().is_socket());
     guests_sockets(options).chain(control).any(is_socket)
+}
+
+/// Waits until nobody listens at the sockets of this VM, for a limited time: its previous process may have been killed a moment ago.
+pub(super) fn await_end_of_predecessor(options: &Options) {
+    let give_up_at = Instant::now() + ENDING_TIME_MAX;
+    for socket in guests_sockets(options).chain([&*options.control]) {
+        while has_listener(socket) && Instant::now() < give_up_at {
+            std::thread::sleep(LOOK_AGAIN_AFTER);
+        }
+    }
 }
 
 /// Returns the sockets that guests connect to.
@@ -476,7 +489,19 @@ mod tests {
     use remoca_protocol::handover::StoreKind;
     use std::io::{Read, Write};
     use std::os::fd::IntoRawFd;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    #[test]
+    fn a_start_waits_for_a_process_that_was_killed_and_still_listens() {
+        let folder = tempfile::tempdir().unwrap();
+        let control = folder.path().join("vm.ctl");
+        let dying = UnixListener::bind(&control).unwrap();
+        // It ends once somebody has looked.
+        let end = std::thread::spawn(move || drop(dying.accept().unwrap()));
+        await_end_of_predecessor(&Options { control: control.clone(), ..options(&[], 0) });
+        assert!(!has_listener(&control));
+        end.join().unwrap();
+    }
 
     /// A process that is told of it at a restart has a guest on it.
     #[test]
