@@ -4,8 +4,8 @@ use crate::figures::{Agent, Figures, ServerState, Taken, counter_since, disk_us,
 use crate::text::{count_of, rate, show_seconds, size_of_rate};
 use remoca_io::show::show_size;
 use remoca_protocol::control::{
-    DiskStatus, DiskTraffic, KnownServerStatus, LatencySummary, MemoryStatus, MigrationStatus, NormalLatency,
-    PoolStatus, PortStatus, Status,
+    DiskStatus, DiskTraffic, KnownServerStatus, LatencySummary, MigrationStatus, NormalLatency, PoolStatus, PortStatus,
+    Status,
 };
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ pub fn of(status: &Status, earlier: Option<&Status>) -> Vec<Detail> {
     }
     let (disk, server) = (normal(status.hedging.disk.as_ref()), normal(status.hedging.server.as_ref()));
     lines.add("now", format!("disk {disk}; server {server}; late after {:.0} us", status.hedging.late_after_us));
-    lines.add_memory(&status.memory);
+    lines.add_memory(status);
     if let Some(lost) = status.trace_lost.filter(|lost| *lost > 0) {
         lines
             .add("trace", format!("{} lost: writing to the trace file fails or is too slow", count_of(lost, "record")));
@@ -131,10 +131,10 @@ impl Lines {
         disk.cold_reason.iter().for_each(|reason| self.add("", format!("started cold: {reason}")));
     }
 
-    fn add_memory(&mut self, memory: &MemoryStatus) {
+    fn add_memory(&mut self, Status { cache, memory, .. }: &Status) {
         let (index, buffers) = (show_size(memory.index_bytes), show_size(memory.buffer_bytes));
         self.add("memory", format!("index {index}, buffers {buffers}, {} blocks known", memory.known_blocks));
-        if memory.guest_bytes > memory.guest_bytes_indexed {
+        if cache.enabled && memory.guest_bytes > memory.guest_bytes_indexed {
             let (guest, indexed) = (show_size(memory.guest_bytes), show_size(memory.guest_bytes_indexed));
             self.add("", format!("the guest has {guest}, the index is made for {indexed} (--guest-memory-max)"));
         }
@@ -389,6 +389,8 @@ mod tests {
         let below = text_of(&status, "");
         assert!(below.contains("a flush failed (EIO)") && below.contains("`remoca set vm --clear-failed-flush a`"));
         assert!(below.contains("the guest has 4K") && below.contains("(--guest-memory-max)"), "{below}");
+        status.cache.enabled = false;
+        assert!(!text_of(&status, "").contains("the guest has"), "the index does not follow it");
         assert!(text_of(&status, "trace").starts_with("3 records lost"));
     }
 }

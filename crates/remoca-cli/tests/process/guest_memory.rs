@@ -2,9 +2,10 @@
 //! nor the process grow beyond what the operator allows, and what was allocated is given back.
 
 use super::support::machine::{Machine, Setup};
-use super::support::program::Serve;
+use super::support::program::{Serve, run};
 use super::support::wait_until;
 use remoca_frontend::testing::{Options, TestGuest};
+use remoca_protocol::control::CurveStatus;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -91,6 +92,36 @@ fn the_index_follows_the_guest_as_far_as_the_operator_allows() {
     // The remaining guest has less memory than was configured, and then the configured size applies.
     run_until_indexed(&mut machine, 64 << 20);
     machine.run_until_hits(100);
+    machine.finish();
+}
+
+/// The index does not grow for it, as it is not in use.
+#[test]
+fn without_a_cache_the_curve_is_that_of_the_guest_as_large_as_it_is() {
+    let arguments = ["--guest-memory=64M", "--guest-memory-max=8G"].map(Into::into).into();
+    let setup = Setup { sectors: vec![512, 512], arguments, seed: 124, ..Setup::default() };
+    let mut machine = Machine::start_in(tempfile::tempdir().unwrap(), setup);
+    machine.run(50);
+    let share = |machine: &Machine| {
+        let output = run(&["curve", machine.control().to_str().unwrap(), "-o", "json"]);
+        serde_json::from_slice::<CurveStatus>(&output.stdout).unwrap().followed_share
+    };
+    assert!((share(&machine) - 1.0 / 8.0).abs() < 1e-9, "all blocks, of which the agent sends one of eight");
+    // 128 MiB of the guest's memory are followed.
+    for (claimed, one_of) in [(4 * GIB, 32.0), (9 * GIB, 64.0)] {
+        machine.disks[1].guest.disconnect();
+        let mut claiming = claim(&machine.disks[1].socket, claimed);
+        let disk = machine.disks.pop().unwrap();
+        let expected = 1.0 / 8.0 / one_of;
+        machine.run_until("the curve has another share", |machine| (share(machine) / expected - 1.0).abs() < 1e-9);
+        let check = run(&["check", machine.control().to_str().unwrap()]);
+        let said = String::from_utf8(check.stdout).unwrap();
+        assert!(said.contains("guest memory") && !said.contains("guest-memory-max"), "{said}");
+        claiming.disconnect();
+        machine.disks.push(disk);
+        let socket = machine.disks[1].socket.clone();
+        machine.disks[1].guest.connect(&socket).unwrap();
+    }
     machine.finish();
 }
 

@@ -28,16 +28,34 @@ struct Entry {
 /// Table of sampled blocks by their contents.
 #[derive(Debug)]
 pub(super) struct Contents {
+    guest_memory: PageCount,
     sets: Vec<[Entry; WAYS]>,
 }
 
 impl Contents {
-    /// Returns an empty table for a guest of this many pages, and the share of its blocks that the table can follow.
-    pub(super) fn new(guest_memory: PageCount) -> (Self, f64) {
-        let guest_pages = guest_memory.0.max(1);
-        let blocks = guest_pages.min(BLOCKS_MAX);
-        let sets = (blocks as usize * SPARE).div_ceil(WAYS).next_power_of_two();
-        (Self { sets: vec![Default::default(); sets] }, f64::from(blocks) / f64::from(guest_pages))
+    /// Returns an empty table for a guest of this many pages.
+    pub(super) fn new(guest_memory: PageCount) -> Self {
+        Self { guest_memory, sets: vec![Default::default(); sets_for(guest_memory)] }
+    }
+
+    /// Makes it the table of a guest of this many pages, empty if it takes more memory than before, or less.
+    pub(super) fn resize(&mut self, guest_memory: PageCount) {
+        if sets_for(guest_memory) == self.sets.len() {
+            self.guest_memory = guest_memory;
+        } else {
+            *self = Self::new(guest_memory);
+        }
+    }
+
+    /// Returns the number of pages of the guest.
+    #[inline]
+    pub(super) fn guest_memory(&self) -> PageCount {
+        self.guest_memory
+    }
+
+    /// Returns the share of the guest's blocks that the table can follow.
+    pub(super) fn rate(&self) -> f64 {
+        f64::from(blocks_of(self.guest_memory)) / f64::from(self.guest_memory.0.max(1))
     }
 
     /// Makes `block` the one that holds `content`.
@@ -66,6 +84,16 @@ impl Contents {
     }
 }
 
+/// Returns how many blocks of a guest of this many pages are to be held.
+fn blocks_of(guest_memory: PageCount) -> u32 {
+    guest_memory.0.clamp(1, BLOCKS_MAX)
+}
+
+/// Returns the number of sets for a guest of this many pages.
+fn sets_for(guest_memory: PageCount) -> usize {
+    (blocks_of(guest_memory) as usize * SPARE).div_ceil(WAYS).next_power_of_two()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,8 +104,8 @@ mod tests {
 
     #[test]
     fn a_content_leads_to_its_newest_block_once() {
-        let (mut contents, rate) = Contents::new(PageCount(64));
-        assert!((rate - 1.).abs() < 1e-9);
+        let mut contents = Contents::new(PageCount(64));
+        assert!((contents.rate() - 1.).abs() < 1e-9);
         let content = |number| Fingerprint([number, number * 3, number * 7]);
         assert_eq!(contents.take(Fingerprint([0; 3])), None, "an empty entry is no content");
         (0..64).for_each(|number| contents.put(content(number), block(number.into())));
@@ -89,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_full_set_forgets_its_oldest() {
-        let (mut contents, _) = Contents::new(PageCount(1));
+        let mut contents = Contents::new(PageCount(1));
         assert_eq!(contents.sets.len(), 1);
         let content = |number| Fingerprint([number, 1, 0]);
         (0..9).for_each(|number| contents.put(content(number), block(number.into())));
@@ -99,8 +127,20 @@ mod tests {
 
     #[test]
     fn a_large_guest_is_followed_in_part() {
-        let (contents, rate) = Contents::new(PageCount(1 << 20));
+        let contents = Contents::new(PageCount(1 << 20));
         assert_eq!(size_of_val(&contents.sets[..]), 2 << 20);
-        assert!((rate - 1. / 32.).abs() < 1e-9);
+        assert!((contents.rate() - 1. / 32.).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_table_for_another_guest_keeps_its_blocks_if_it_has_room_for_as_many() {
+        let (mut contents, content) = (Contents::new(PageCount(1 << 18)), Fingerprint([1; 3]));
+        contents.put(content, block(1));
+        contents.resize(PageCount(1 << 20));
+        assert!((contents.rate() - 1. / 32.).abs() < 1e-9);
+        assert_eq!(contents.take(content), Some(block(1)));
+        contents.put(content, block(1));
+        contents.resize(PageCount(64));
+        assert_eq!((contents.sets.len(), contents.take(content)), (32, None));
     }
 }

@@ -294,24 +294,22 @@ impl Curves {
         }
     }
 
-    /// Begins to note contents, or ends that.
+    /// Begins to note contents for a guest of this many pages, or ends that.
     #[inline]
     pub(super) fn note_contents(&mut self, guest_memory: Option<PageCount>) {
-        if guest_memory.is_some() != self.contents.is_some() {
+        if guest_memory != self.contents.as_ref().map(Contents::guest_memory) {
             self.change_contents(guest_memory);
         }
     }
 
     fn change_contents(&mut self, guest_memory: Option<PageCount>) {
-        match (guest_memory, &self.contents) {
-            (Some(guest_memory), None) => {
-                let (contents, rate_max) = Contents::new(guest_memory);
-                (self.contents, self.rate_max) = (Some(contents), rate_max);
-                self.all().for_each(|watched| watched.curve.limit_rate(rate_max));
-            }
-            (None, Some(_)) => (self.contents, self.rate_max) = (None, 1.),
-            _ => {}
+        match (guest_memory, &mut self.contents) {
+            (Some(guest_memory), Some(contents)) => contents.resize(guest_memory),
+            (guest_memory, contents) => *contents = guest_memory.map(Contents::new),
         }
+        let rate_max = self.contents.as_ref().map_or(1., Contents::rate);
+        self.rate_max = rate_max;
+        self.all().for_each(|watched| watched.curve.limit_rate(rate_max));
     }
 
     #[inline]

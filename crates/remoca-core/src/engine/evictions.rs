@@ -81,7 +81,7 @@ impl<M: Words> DiskEngine<M> {
     pub(super) fn note_brought_in(&mut self, disk: DiskIndex, range: ByteRange, blocks: u64) {
         let first = BlockId { disk, bno: BlockNumber(range.covered_blocks().start) };
         if !self.disks.is_swap(first) {
-            self.admit.note_read(blocks, u64::from(self.index.layout().resident_limit().0));
+            self.admit.note_read(blocks, u64::from(self.guest_memory.0));
             self.follow_classes();
         }
     }

@@ -95,7 +95,7 @@ pub struct EngineConfig {
     pub cache: PageCount,
     /// Size of the local tier. If both are 0, the cache is off.
     pub local: PageCount,
-    /// Guest memory, in pages. It bounds the number of known blocks beyond the cached ones.
+    /// Guest memory, in pages, until [`DiskEngine::set_guest_memory`] says another number. The index is made for it.
     pub guest_memory: PageCount,
     /// Whether the VM has an eviction port, to which an agent may write.
     pub has_port: bool,
@@ -172,6 +172,8 @@ pub struct DiskEngine<M> {
     rules: Rules,
     prints: Fingerprinter,
     seed: u64,
+    /// Pages of the guest's memory. The index may have been made for a guest of another size.
+    guest_memory: PageCount,
     index: CacheIndex<M>,
     requests: Requests,
     /// Sources of the blocks of the current read, in order; kept to reuse the memory.
@@ -281,6 +283,7 @@ impl<M: Words> DiskEngine<M> {
             agent_classes: 1,
             prints,
             seed: config.seed,
+            guest_memory: config.guest_memory,
             index,
             requests: Requests::default(),
             sources: Vec::new(),
@@ -326,6 +329,13 @@ impl<M: Words> DiskEngine<M> {
             self.pools.take_fetches(pool, &mut self.index);
         }
         self.index.close();
+    }
+
+    /// Follows what is known of the guest's memory, in pages.
+    pub fn set_guest_memory(&mut self, guest_memory: PageCount) {
+        if std::mem::replace(&mut self.guest_memory, guest_memory) != guest_memory {
+            self.follow_change();
+        }
     }
 
     /// Returns the next action to execute, or `None` if there is none.

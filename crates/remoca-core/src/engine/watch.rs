@@ -262,7 +262,7 @@ impl<M: Words> DiskEngine<M> {
         if classes == 1 {
             self.curves.see_one_of(if has_agent { self.advice().max(1) } else { 1 });
         }
-        let guest_memory = (has_agent && self.is_ghost()).then(|| self.index.layout().resident_limit());
-        self.curves.note_contents(guest_memory);
+        let notes_contents = has_agent && self.is_ghost();
+        self.curves.note_contents(notes_contents.then_some(self.guest_memory));
     }
 }

@@ -285,6 +285,12 @@ impl IndexSize {
         self.refused = None;
     }
 
+    /// Returns the guest's memory as [`Self::guest_memory`] does, or `None` while nothing is known of it: a front end that has just
+    /// connected reports it in a moment, and an NBD client never.
+    pub(super) fn known_guest_memory(&self, guests: &Guests) -> Option<PageCount> {
+        (guests.memory_bytes() > 0 || !guests.is_connected()).then(|| self.guest_memory(guests))
+    }
+
     /// Returns the guest memory that the index is made for: never less than the operator said, and never more than the
     /// operator allows.
     fn guest_memory(&self, guests: &Guests) -> PageCount {
@@ -308,9 +314,7 @@ impl IndexSize {
         {
             return Some((layout, true)).filter(|_| !is_tried(&layout));
         }
-        // A front end that has just connected reports its memory in a moment, and an NBD client never.
-        let is_known = guests.memory_bytes() > 0 || !guests.is_connected();
-        let memory = if is_known { memory } else { engine.index().layout().resident_limit() };
+        let memory = self.known_guest_memory(guests).unwrap_or(engine.index().layout().resident_limit());
         let layout = engine.spare_layout(cache.max(self.tiers.sum()), memory);
         layout.filter(|layout| !is_tried(layout)).map(|layout| (layout, false))
     }

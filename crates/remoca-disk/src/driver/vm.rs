@@ -298,9 +298,12 @@ impl Vm {
         }
     }
 
-    /// Starts to give the index the size that it should have, unless that is in progress or `is_idle` is false.
-    /// `is_idle` says that no other process is concerned with the disks.
+    /// Tells the engine how much memory the guest has. Starts to give the index the size that it should have, unless that is in progress
+    /// or `is_idle` is false. `is_idle` says that no other process is concerned with the disks.
     pub(super) fn fit_index(&mut self, is_idle: bool) {
+        if let Some(memory) = self.size.known_guest_memory(&self.guests) {
+            self.engine.set_guest_memory(memory);
+        }
         self.size.fit(is_idle, &self.engine, &self.guests, &self.warmth);
     }
 

@@ -199,6 +199,11 @@ fn each_fault_is_named_first() {
         status.state_lost = Some("no room".into());
     });
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
+    let cache_off = problems(|status| {
+        status.cache.enabled = false;
+        status.memory.guest_bytes = 64 << 30;
+    });
+    assert_eq!(cache_off, []);
 }
 
 /// The second of two that are dead is as dead as the first.

@@ -489,6 +489,23 @@ fn where_no_contents_are_noted_every_block_may_be_followed() {
     }
 }
 
+/// The index, which is not in use, is made for a smaller one.
+#[test]
+fn without_a_cache_the_guest_is_as_large_as_is_said() {
+    let mut bench = Bench::new(EngineConfig { cache: PageCount(0), ..config() });
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(seen(&mut bench, None), (1., 8));
+    bench.engine.set_guest_memory(PageCount(1 << 17));
+    assert_eq!(seen(&mut bench, None), (0.25, 8));
+    (100..200).for_each(|bno| _ = read(&mut bench, DISK, bno, 1));
+    assert_eq!(bench.engine.status().admission, Admission::Evictions, "it may hold all that it read");
+    bench.engine.set_guest_memory(PageCount(64));
+    read(&mut bench, DISK, 1, 1);
+    assert_eq!(bench.engine.status().admission, Admission::Reads, "a page of it was evicted, and not sent");
+    read(&mut bench, OTHER_DISK, 1, 1);
+    assert_eq!(seen(&mut bench, Some(OTHER_DISK)).0, 1., "no contents are noted");
+}
+
 /// Those of all blocks that its own curve follows, which may be more than the VM's does. Zeroes take no memory.
 #[test]
 fn without_a_cache_the_curve_of_a_disk_gets_its_evictions() {
