@@ -44,6 +44,9 @@ pub struct Figures {
     pub saved_s: Option<f64>,
     /// Pages that the guest evicted, as its agent reported or as frames of its memory showed.
     pub evicted: u64,
+    /// Those of which it is known whether the disk holds them: none while the cache is off.
+    #[serde(default)]
+    pub judged: u64,
     /// Evicted pages that the disk is known to hold.
     pub known: u64,
     /// Address of the memory server that has the pool, the local tier, and the number of pools that drain.
@@ -95,6 +98,7 @@ impl Figures {
         // Frames of zeroes were never used, so they do not count as evictions.
         let frames = count("frames_looked_at").saturating_sub(count("frames_zero"));
         let evicted = count("evictions_reported") + frames;
+        let judged = if status.cache.enabled { evicted } else { 0 };
         let taken = |summary: fn(&Status) -> &LatencySummary| Taken::since(summary(status), earlier.map(summary));
         let hits = taken(|status| &status.latency.read_from_cache);
         let failed = status.disks.iter().filter(|disk| disk.failed_flush.is_some());
@@ -118,7 +122,8 @@ impl Figures {
             disk_reads: taken(|status| &status.latency.read_from_disk),
             saved_s: disk_us(status, earlier.is_some()).map(|us| hits.saved_s(us)),
             evicted,
-            known: evicted.saturating_sub(count("evictions_unmatched") + count("frames_unmatched")),
+            judged,
+            known: judged.saturating_sub(count("evictions_unmatched") + count("frames_unmatched")),
             pool_at: pool_at(status),
             failed_flushes: failed.map(|disk| disk.name.clone()).collect(),
         }
@@ -169,6 +174,7 @@ impl Figures {
             total.disk_reads = total.disk_reads.and(vm.disk_reads);
             total.saved_s = sum(total.saved_s, vm.saved_s, |one, other| one + other);
             total.evicted += vm.evicted;
+            total.judged += vm.judged;
             total.known += vm.known;
         }
         Some(total)
@@ -195,6 +201,7 @@ impl Figures {
             disk_reads: taken(self.disk_reads),
             saved_s: self.saved_s.filter(|_| factor > 0.0).map(|saved_s| saved_s * factor),
             evicted: times(self.evicted),
+            judged: times(self.judged),
             known: times(self.known),
             ..self.clone()
         }
@@ -205,9 +212,9 @@ impl Figures {
         ratio(self.hit_blocks, self.read_blocks)
     }
 
-    /// Returns the share of the evicted pages that the disk is known to hold, or `None` without evictions.
+    /// Returns the share of the evicted pages that the disk is known to hold, or `None` without evictions, and while the cache is off.
     pub fn known_ratio(&self) -> Option<f64> {
-        ratio(self.known, self.evicted)
+        ratio(self.known, self.judged)
     }
 
     /// Returns `count` for each second of the period.
@@ -369,6 +376,18 @@ mod tests {
         assert_eq!((figures.hits.mean_us(), figures.disk_reads.mean_us()), (Some(2.0), Some(15.0)));
         assert_eq!((figures.cache_bytes, figures.used_bytes), (Some(8192), 4096));
         assert_eq!((figures.server, figures.pool_at.as_deref()), (ServerState::Connected, Some("unix:/s")));
+    }
+
+    #[test]
+    fn while_the_cache_is_off_no_page_is_known() {
+        let counters = json!({"evictions_reported": 10, "evictions_unmatched": 4});
+        let on = status(counters, [0, 0], [0, 0]);
+        let mut off = on.clone();
+        off.cache.enabled = false;
+        let [on, off] = [on, off].map(|status| Figures::of(&status, None));
+        assert_eq!((off.evicted, off.known, off.known_ratio()), (10, 0, None));
+        let total = Figures::total(&[on, off]).unwrap();
+        assert_eq!((total.evicted, total.known_ratio()), (20, Some(0.6)));
     }
 
     #[test]

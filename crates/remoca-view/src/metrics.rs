@@ -133,7 +133,11 @@ pub const METRICS: [Metric; 38] = [
         |_, shown| shown.figures.saved_s,
     ),
     count("evicted_pages_total", "Pages that the guest evicted.", |_, shown| number(shown.figures.evicted)),
-    count("known_pages_total", "Evicted pages that the disk is known to hold.", |_, shown| number(shown.figures.known)),
+    count(
+        "known_pages_total",
+        "Evicted pages that the disk is known to hold; absent while the cache is off.",
+        |_, shown| shown.status.cache.enabled.then_some(shown.figures.known).and_then(number),
+    ),
     count("disk_errors_total", "Requests that the disk failed.", |_, shown| counted(shown, "disk_errors")),
     count("wrong_pages_total", "Pages from a memory server that were not the requested ones.", |_, shown| {
         Some(counted(shown, "fetch_wrong")? + counted(shown, "fetch_unexpected")?)

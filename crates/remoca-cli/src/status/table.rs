@@ -78,7 +78,7 @@ const SAVED: &str = "time that reads were shorter by: reads without the disk x (
 const EVICTED: &str = "pages that the guest evicted, as far as its agent sent them: while the cache has them or would keep none, \
                        it sends a sample (-v says so)";
 const KNOWN: &str = "share of the evicted pages that the disk is known to hold; low with dm-crypt or a compressed file system \
-                     in the guest, and the agent then almost stops";
+                     in the guest, and the agent then almost stops; - while the cache is off: nothing is known then";
 
 const POOL_AT: &str = "memory server that has the pages, whether there is a local tier, and how many pools are drained; -v shows all of them";
 
@@ -209,6 +209,7 @@ mod tests {
             hits: Taken { count: 10, sum_ns: 804_000 },
             saved_s: Some(-12.3),
             evicted: 10,
+            judged: 10,
             known: 10,
             pool_at: Some("tcp:h:1".into()),
             failed_flushes: vec!["a".into()],

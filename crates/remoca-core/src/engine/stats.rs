@@ -61,7 +61,7 @@ counters! {
     evictions_zero,
     /// Evicted pages that the disk is not known to hold.
     evictions_unmatched,
-    /// Evicted pages that were not sent, because the server was busy, slow or not connected.
+    /// Evicted pages that were not sent, because the cache was off, or the server was busy, slow or not connected.
     evictions_dropped,
     /// Evicted pages that were not sent, because the insertion policy kept the older ones (a loop or a scan).
     evictions_passed_over,
