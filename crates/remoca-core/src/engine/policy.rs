@@ -328,6 +328,8 @@ impl Policy {
     /// Returns the policy in force, and what each would hit.
     pub(super) fn status(&self) -> PolicyStatus {
         let Tally { reads, both, lru, bimodal, .. } = self.tally;
+        // Of an entry that came as a page of a class more hits are counted than reads.
+        let reads = reads.max(self.tally.hits());
         let share = |hits: u32| (reads > 0).then(|| f64::from(hits) / f64::from(reads));
         PolicyStatus { in_force: self.in_force, lru: share(both + lru), bimodal: share(both + bimodal) }
     }
@@ -701,6 +703,11 @@ mod tests {
             policy.restore(is_bimodal);
             for _ in 0..100_000 {
                 policy.note_read(content(1), false);
+                let PolicyStatus { lru, bimodal, .. } = policy.status();
+                assert!(
+                    [lru, bimodal].into_iter().flatten().all(|ratio| (0. ..=1.).contains(&ratio)),
+                    "{lru:?} {bimodal:?}"
+                );
                 let Tally { variance, .. } = policy.tally;
                 assert!(policy.tally.hits() <= 4 * 1024 + 16 && variance <= 16 * (4 * 1024 + 16));
                 assert!(policy.comparison.shadow < RENEWAL_READS * 1024);
