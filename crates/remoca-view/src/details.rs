@@ -79,7 +79,7 @@ impl Lines {
         }
         self.add("admission", format!("by {}", cache.admission));
         if let (Some(lru), Some(bimodal)) = (cache.lru_hit_ratio, cache.bimodal_hit_ratio) {
-            let which = if cache.insertion == "bimodal" { "one page in 32 (bimodal)" } else { "every page (LRU)" };
+            let which = if cache.insertion == "bimodal" { "few pages or none (bimodal)" } else { "every page (LRU)" };
             let tried = format!("LRU would hit {:.1} %, bimodal {:.1} %", lru * 100., bimodal * 100.);
             self.add("inserts", format!("{which}; tried on a sample: {tried}"));
         }

@@ -160,7 +160,8 @@ pub struct CacheStatus {
     /// Source of the pages that enter the cache now: "evictions" that the agent reports, "frames" of guest memory
     /// before reads overwrite them, or blocks that the guest "reads".
     pub admission: String,
-    /// Policy by which evicted pages enter a full cache: "lru", or "bimodal" if one page in 32 enters.
+    /// Policy by which evicted pages enter a full cache: "lru", or "bimodal" if none enters while the cache answers as much as it can, and
+    /// otherwise at most one page in 32, but all where what it holds is of another time.
     #[serde(default)]
     pub insertion: String,
     /// Share of the last reads that LRU would have answered, as tried on a sample; `None` before the cache is full.
