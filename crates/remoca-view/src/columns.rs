@@ -47,7 +47,12 @@ pub const COLUMNS: [Column; 13] = [
         vm.cache_bytes.map_or_else(|| none("off"), bytes)
     }),
     number("used", "USED", USED, |_, vm| bytes(vm.used_bytes)),
-    number("hits", "HIT%", "share of the blocks read that needed no disk", |_, vm| maybe(vm.hit_ratio(), percent)),
+    number(
+        "hits",
+        "HIT%",
+        "share of the blocks read that needed no disk; reads of parts of blocks do not count",
+        |_, vm| maybe(vm.hit_ratio(), percent),
+    ),
     number("hit_us", "HIT us", "mean time of reads that needed no disk", |_, vm| maybe(vm.hits.mean_us(), micros)),
     number("disk_us", "DISK us", "mean time of reads that needed the disk", |_, vm| {
         maybe(vm.disk_reads.mean_us(), micros)

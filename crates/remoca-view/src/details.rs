@@ -89,7 +89,8 @@ impl Lines {
     fn add_use(&mut self, status: &Status, earlier: Option<&Status>) {
         let count = |name: &str| counter_since(status, earlier, name);
         let (hits, zeroes) = (count("hit_blocks"), count("zero_blocks"));
-        let disk = count("missed_blocks") + count("covered_blocks");
+        // Blocks of reads of parts of blocks have no counter of their own.
+        let disk = count("read_blocks").saturating_sub(hits + zeroes);
         let figures = Figures::of(status, earlier);
         self.add("helps", help(figures.hits, disk_us(status, earlier.is_some()), figures.saved_s));
         self.add("blocks", format!("{hits} from the cache, {zeroes} known to be zero, {disk} from the disk"));
@@ -295,7 +296,11 @@ mod tests {
     fn details_of_an_interval_and_of_what_the_cache_is_good_for() {
         let mut before = status(json!({"hit_blocks": 1}), [1, 80_000], [1, 9_000]);
         before.disks[0].traffic = DiskTraffic { reads: 10, read_bytes: 40960, ..DiskTraffic::default() };
-        let mut now = status(json!({"hit_blocks": 3, "zero_blocks": 4}), [11, 880_000], [1, 9_000]);
+        let mut now = status(
+            json!({"read_blocks": 12, "hit_blocks": 3, "zero_blocks": 4, "missed_blocks": 2}),
+            [11, 880_000],
+            [1, 9_000],
+        );
         now.uptime_s = 5.0;
         now.disks[0].traffic =
             DiskTraffic { reads: 20, read_bytes: 81920, reads_from_cache: 9, ..before.disks[0].traffic };
@@ -303,7 +308,7 @@ mod tests {
             let details = of(now, Some(&before)).into_iter().filter(|detail| detail.label == label);
             details.map(|detail| detail.text).collect::<Vec<_>>().join("\n")
         };
-        assert_eq!(text(&now, "blocks"), "2 from the cache, 4 known to be zero, 0 from the disk");
+        assert_eq!(text(&now, "blocks"), "2 from the cache, 4 known to be zero, 6 from the disk");
         assert_eq!(text(&now, ""), "reads 10 (2.5/s), 40K (10K/s), 9 without the disk; writes 0 (0/s), 0B (0B/s)");
         now.hedging.disk = Some(NormalLatency { p50_us: 1080.0, p99_us: 0.0 });
         let less = "the guest waited 10ms less: 10 reads needed no disk and took 80 us each; one from the disk usually takes 1080 us";

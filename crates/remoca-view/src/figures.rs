@@ -33,7 +33,7 @@ pub struct Figures {
     pub written_bytes: u64,
     /// Blocks read that needed no disk.
     pub hit_blocks: u64,
-    /// Blocks read that the cache could have answered.
+    /// Blocks read that the cache could have answered: those of reads of whole blocks.
     pub read_blocks: u64,
     /// Reads that needed no disk, and the time that they took.
     pub hits: Taken,
@@ -207,7 +207,7 @@ impl Figures {
         }
     }
 
-    /// Returns the share of the blocks read that needed no disk, or `None` without reads.
+    /// Returns the share of the blocks read that needed no disk, or `None` without reads. Reads of parts of blocks do not count.
     pub fn hit_ratio(&self) -> Option<f64> {
         ratio(self.hit_blocks, self.read_blocks)
     }

@@ -115,9 +115,11 @@ pub const METRICS: [Metric; 38] = [
     count("written_bytes_total", "Bytes in the blocks that the guest wrote.", |_, shown| {
         number(shown.figures.written_bytes)
     }),
-    count("read_blocks_total", "Blocks read that the cache could have answered.", |_, shown| {
-        number(shown.figures.read_blocks)
-    }),
+    count(
+        "read_blocks_total",
+        "Blocks read that the cache could have answered, without reads of parts of blocks.",
+        |_, shown| number(shown.figures.read_blocks),
+    ),
     count("hit_blocks_total", "Blocks read that needed no disk.", |_, shown| number(shown.figures.hit_blocks)),
     count("hits_total", "Reads that needed no disk.", |_, shown| number(shown.figures.hits.count)),
     count("hits_seconds_total", "Time that reads took which needed no disk.", |_, shown| {

@@ -170,7 +170,8 @@ pub struct CacheStatus {
     /// The same with bimodal insertion.
     #[serde(default)]
     pub bimodal_hit_ratio: Option<f64>,
-    /// Share of the blocks read by the guest that were answered without the disk; `None` before the first read.
+    /// Share of the blocks read by the guest that were answered without the disk; `None` before the first read. Reads of parts of blocks
+    /// do not count.
     pub hit_ratio: Option<f64>,
 }
 
