@@ -16,7 +16,7 @@
 //! The agent, which depends on no crate of the project, has its own reader and writer (`remoca-agent/src/page.rs`). The
 //! fuzz target `agent-page` checks that the two agree.
 
-use remoca_core::engine::EngineStats;
+use remoca_core::engine::{CLASSES, EngineStats};
 use remoca_core::units::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 
@@ -49,7 +49,7 @@ pub struct AgentStats {
     /// guest's kernel does not tell, or the agent is too old to ask it.
     #[serde(default)]
     pub memory_wait: Option<u32>,
-    /// Number of classes of pages of which the agent sends one; 0 if it sends all.
+    /// Number of classes of pages of which the agent sends one; 0 if it sends all, or names a number that it cannot have been advised.
     #[serde(default)]
     pub classes: u32,
 }
@@ -98,7 +98,7 @@ pub fn agent_stats(page: &[u8]) -> Option<AgentStats> {
         written: word(3),
         cookie: word(4),
         memory_wait,
-        classes: half(60),
+        classes: Some(half(60)).filter(|classes| *classes == CLASSES).unwrap_or(0),
     })
 }
 
@@ -143,8 +143,10 @@ mod tests {
             page[56..60].copy_from_slice(&written.to_le_bytes());
             assert_eq!(agent_stats(&page).unwrap().memory_wait, wait);
         }
-        page[60] = 128;
-        assert_eq!(agent_stats(&page).unwrap().classes, 128);
+        for (written, classes) in [(CLASSES, CLASSES), (64, 0), (1, 0), (u32::MAX, 0)] {
+            page[60..64].copy_from_slice(&written.to_le_bytes());
+            assert_eq!(agent_stats(&page).unwrap().classes, classes);
+        }
         assert_eq!(agent_stats(&page[..512]), None);
     }
 }
