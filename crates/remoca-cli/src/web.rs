@@ -9,6 +9,7 @@ use remoca_view::address::Address;
 use remoca_view::web::{self, Options};
 use sd_notify::NotifyState;
 use std::io::Write;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Serve a page and Prometheus metrics of all VMs of this host: what is wrong, what the cache does, and what more memory would do.
@@ -27,7 +28,7 @@ pub struct WebArgs {
 
     /// Name under which the page is asked for, besides localhost and the addresses that it listens at: that of a proxy. May be
     /// repeated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = parse_host)]
     host: Vec<String>,
 
     /// Allow an address that other hosts reach. Everyone there can read the page: there is no password and no encryption
@@ -68,4 +69,28 @@ pub fn run(args: WebArgs) -> Result<()> {
         let _said = writeln!(std::io::stdout(), "listening on {}", addresses.join(" "));
         let _told = sd_notify::notify(&[NotifyState::Ready]);
     })
+}
+
+/// Returns the name or the address of a host. Requests may name any port, so none belongs to it.
+fn parse_host(text: &str) -> Result<String, String> {
+    let is_address = text.parse::<IpAddr>().is_ok();
+    match text.is_empty() || text.contains([':', '/', '[']) && !is_address {
+        true => Err(format!("`{text}` is no name of a host: write it without a port, such as page.example")),
+        false => Ok(text.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_has_no_port() {
+        for name in ["page.example", "10.0.0.7", "fd00::7", "page"] {
+            assert_eq!(parse_host(name).as_deref(), Ok(name));
+        }
+        for name in ["", "page.example:9170", "10.0.0.7:80", "[fd00::7]", "[fd00::7]:80", "http://page.example"] {
+            assert!(parse_host(name).unwrap_err().contains("write it without a port"), "{name}");
+        }
+    }
 }
