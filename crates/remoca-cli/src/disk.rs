@@ -111,6 +111,7 @@ fn check_name(name: Option<&str>) -> Result<()> {
         _ if name.is_empty() || name.contains('/') => {
             "names are used in file names and must not be empty or contain `/`"
         }
+        "." | ".." => "it is that of a folder wherever it stands in a path",
         _ if name.contains(char::is_control) => "names are shown in tables and must not contain control characters",
         _ => return Ok(()),
     };
@@ -171,7 +172,14 @@ mod tests {
         for good in [None, Some("web1"), Some("Web server 1"), Some("wéb")] {
             assert!(check_name(good).is_ok(), "{good:?}");
         }
-        for (bad, shown) in [("", "``"), ("a/b", "`a/b`"), ("a\nb", "`a\\nb`"), ("\u{1b}[2J", "`\\u{1b}[2J`")] {
+        for (bad, shown) in [
+            ("", "``"),
+            ("a/b", "`a/b`"),
+            (".", "`.`"),
+            ("..", "`..`"),
+            ("a\nb", "`a\\nb`"),
+            ("\u{1b}[2J", "`\\u{1b}[2J`"),
+        ] {
             let error = format!("{:#}", check_name(Some(bad)).unwrap_err());
             assert!(error.contains(&format!("invalid VM name {shown}: ")), "{error}");
         }
