@@ -77,8 +77,12 @@ impl Curve {
             return Err("its curve has absurd numbers".into());
         }
         let reads = status.blocks_read;
-        if reads < READS_MIN || reads * share < FOLLOWED_READS_MIN {
+        if reads < READS_MIN {
             return Err(format!("its curve is made of {reads:.0} blocks read, which is too few"));
+        }
+        let followed_reads = reads * share;
+        if followed_reads < FOLLOWED_READS_MIN {
+            return Err(format!("its curve follows {followed_reads:.0} of {reads:.0} blocks read, which is too few"));
         }
         if status.learns_from == "reads" && status.cache_bytes == 0 {
             return Err(
@@ -226,7 +230,7 @@ mod tests {
         status.disk_read_us = None;
         assert_eq!(of(&status).unwrap().saved_us, None);
         status.followed_share = 0.249;
-        assert!(of(&status).unwrap_err().contains("too few"));
+        assert!(of(&status).unwrap_err().contains("follows 255 of 1024 blocks read, which is too few"));
         (status.blocks_read, status.followed_share) = (1023., 1.);
         assert!(of(&status).unwrap_err().contains("too few"));
         // Without a cache reads alone say nothing; with one they do, and so do evictions without a cache.
