@@ -26,6 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 const LATE: &str = "the daemon that runs has not done it in 300 s: `remoca host log` shows how far it is. If it is of an older version, restart it (`systemctl restart remoca-host`), then repeat the command";
+const SILENT: &str = "the daemon that runs does not say what it does: restart it (`systemctl restart remoca-host`), then repeat the command";
 const STOPPED: &str =
     "stopped: the daemon that runs goes on with what it has begun, and `remoca host status` shows how far it is";
 
@@ -136,7 +137,7 @@ fn report_within(time: Duration, paths: &Paths, signals: &Signals) -> Result<Opt
         match asked(paths) {
             Ok(report) => return Ok(Some(report)),
             Err(_) if has_ended(paths) => return Ok(None),
-            Err(error) if begun.elapsed() >= time => return Err(error),
+            Err(error) if begun.elapsed() >= time => return Err(error.context(SILENT)),
             Err(_) if is_stopped(signals)? => bail!("stopped"),
             Err(_) => {}
         }
@@ -155,5 +156,19 @@ fn is_stopped(signals: &Signals) -> Result<bool> {
         Ok(count) => Ok(count > 0),
         Err(rustix::io::Errno::INTR) => Ok(false),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_is_silent_is_to_be_restarted() {
+        let folder = tempfile::tempdir().unwrap();
+        let (paths, signals) = (Paths::new(folder.path()), Signals::take().unwrap());
+        let _lock = HostLock::take(&paths.lock).unwrap();
+        let error = format!("{:#}", report_within(Duration::ZERO, &paths, &signals).unwrap_err());
+        assert!(error.contains("`systemctl restart remoca-host`), then repeat the command: "), "{error}");
     }
 }
