@@ -38,8 +38,11 @@ fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-        return Err(io::ErrorKind::PermissionDenied.into());
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+    }
+    if metadata.uid() != rustix::process::geteuid().as_raw() {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it belongs to another user"));
     }
     Ok(file)
 }
@@ -120,10 +123,12 @@ mod tests {
         assert!(is_there(&path) && read(&path, u64::MAX).unwrap() == "this is new");
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
-        assert!(!is_there(folder.path()) && read(folder.path(), 100).is_err(), "no file");
+        assert!(!is_there(folder.path()));
+        assert_eq!(read(folder.path(), 100).unwrap_err().to_string(), "it is no regular file");
         if rustix::process::geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(65_534), None).unwrap();
-            assert!(!is_there(&path) && read(&path, 100).is_err(), "of another user");
+            assert!(!is_there(&path));
+            assert_eq!(read(&path, 100).unwrap_err().to_string(), "it belongs to another user");
         }
     }
 }
