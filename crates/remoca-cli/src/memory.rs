@@ -216,6 +216,7 @@ mod tests {
         let text = "[memory]\nmonitor = 'libvirt:web1'\nguest-minimum = '512M'\n";
         assert_eq!(of(text, "").guest_minimum_bytes, Some(512 << 20));
         assert_eq!(args(&files(text, "")).unwrap().monitor, "libvirt:web1".parse().ok());
+        assert!((of("[memory]\nweight = 0.5\n", "").weight - 0.5).abs() < 1e-9);
     }
 
     #[test]

@@ -308,9 +308,10 @@ fn scalar(value: &DeValue<'_>) -> Result<String, String> {
         DeValue::String(text) => Ok(text.to_string()),
         DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
         DeValue::Boolean(on) => Ok(on.to_string()),
+        DeValue::Float(number) => Ok(number.as_str().to_owned()),
         DeValue::Array(_) => Err("must be one value, not a list".into()),
-        DeValue::Integer(_) | DeValue::Float(_) | DeValue::Datetime(_) | DeValue::Table(_) => {
-            Err("must be a string, a whole number, true or false".into())
+        DeValue::Integer(_) | DeValue::Datetime(_) | DeValue::Table(_) => {
+            Err("must be a string, a decimal number, true or false".into())
         }
     }
 }
