@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 /// Time within which an editor that has moved a file away puts another one in its place.
 const REPLACED_WITHIN: Duration = Duration::from_secs(2);
 
+/// Key that each VM has for itself.
+pub const MONITOR: &str = "monitor";
+
 /// Keys of the table.
 #[derive(Args, Debug)]
 struct MemoryArgs {
@@ -37,7 +40,8 @@ struct MemoryArgs {
     #[arg(long, value_name = "PERCENT", default_value = "25%", value_parser = parse_bound)]
     bound: f64,
 
-    /// Monitor of its hypervisor, for `remoca host --guests`: `qmp:PATH` of a QMP socket that nobody else uses, or `libvirt:DOMAIN`
+    /// Monitor of its hypervisor, for `remoca host --guests`: `qmp:PATH` of a QMP socket that nobody else uses, or `libvirt:DOMAIN`. Only in
+    /// the file of a VM
     #[arg(long, value_name = "ADDRESS")]
     monitor: Option<Address>,
 
@@ -46,14 +50,14 @@ struct MemoryArgs {
     guest_minimum: Option<u64>,
 }
 
-/// Returns the keys that the table may have.
+/// Returns the keys that the table may have in the host's file; [`Schema::of_vm`] has those of a VM's file.
 pub fn schema() -> Schema {
-    Schema::new(MemoryArgs::augment_args(clap::Command::new("memory")), &[], &[])
+    Schema::new(MemoryArgs::augment_args(clap::Command::new("memory")), &[], &[MONITOR])
 }
 
 /// Returns what the files say in the tables of the VM and of the host, with all mistakes.
 pub fn tables(files: &Files) -> ([Settings; 2], Vec<Problem>) {
-    let (vm, mut problems) = files.vm.as_ref().map(|text| text.vm_table(MEMORY, &schema())).unwrap_or_default();
+    let (vm, mut problems) = files.vm.as_ref().map(|text| text.vm_table(MEMORY, &schema().of_vm())).unwrap_or_default();
     let (host, of_host) = files.host.as_ref().map(|text| text.host(MEMORY, &schema())).unwrap_or_default();
     problems.extend(of_host);
     ([vm, host], problems)
@@ -212,11 +216,11 @@ mod tests {
         let both =
             of("cache = '1G'\n[memory]\nminimum = '1G'\nbound = 'none'\n", "[memory]\nweight = 2\nbound = '5%'\n");
         assert_eq!((both.minimum_bytes, both.weight, both.bound), (1 << 30, 2., f64::INFINITY));
+        assert!((of("[memory]\nweight = 0.5\n", "").weight - 0.5).abs() < 1e-9);
         assert!((of("", "[memory]\nbound = '5%'\n").bound - 0.05).abs() < 1e-9);
         let text = "[memory]\nmonitor = 'libvirt:web1'\nguest-minimum = '512M'\n";
         assert_eq!(of(text, "").guest_minimum_bytes, Some(512 << 20));
         assert_eq!(args(&files(text, "")).unwrap().monitor, "libvirt:web1".parse().ok());
-        assert!((of("[memory]\nweight = 0.5\n", "").weight - 0.5).abs() < 1e-9);
     }
 
     #[test]
@@ -230,6 +234,8 @@ mod tests {
         }
         assert!(wrong("[memory]\nminimum = '2G'\nmaximum = '1G'\n").contains("is less than the minimum"));
         assert!(wrong("[memory]\nmonitor = 'web1'\n").contains("V:3: monitor: `web1` is no monitor"));
+        let of_all = limits(&files("", "[memory]\nmonitor = 'libvirt:web1'\n")).unwrap_err();
+        assert!(format!("{of_all:#}").contains("H:3: `monitor` belongs into the file of a VM"), "{of_all:#}");
         assert!(wrong("memory = 1\n").contains("V:2: `memory` must be a table: [memory]"));
     }
 }

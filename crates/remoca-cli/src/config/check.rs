@@ -3,11 +3,14 @@
 use crate::output::output;
 use crate::settings::file::{DiskEntry, Entry, HOST, MEMORY, Place, Problem, SERVE, Settings, Text, VMS};
 use crate::settings::{Files, host_path, vm_path};
+use crate::size::{parse_size, show_size};
 use crate::{disk, host, look, memory, serve};
 use anyhow::{Context, Result, bail};
 use remoca_disk::start::{Address, check_options, check_state};
+use remoca_host::guest;
 use remoca_io::address::Endpoint;
 use remoca_store::format;
+use remoca_view::text;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::Write;
@@ -47,11 +50,34 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
     for name in all.iter().filter(|name| names.is_empty() || names.contains(name)).filter(is_without_unit) {
         writeln!(out, "{}: note: no unit can have this name: {}", vm_path(folder, name).display(), disk::UNIT_NAMES)?;
     }
+    if let Some(note) = more_than_total(&all, folder) {
+        writeln!(out, "{note}")?;
+    }
     match problems.len() {
         0 => Ok(writeln!(out, "{}: no mistakes, files: {count}", folder.display())?),
         1 => bail!("1 mistake"),
         count => bail!("{count} mistakes"),
     }
+}
+
+/// Returns a note that `remoca host` cannot give each of these VMs its minimum; `None` if it can. It makes the best of that.
+fn more_than_total(all: &[String], folder: &Path) -> Option<String> {
+    let host = Text::read(&host_path(folder)).ok()?;
+    let table = host.as_ref()?.host(HOST, &host::schema()).0;
+    let Entry { place, words } = table.entries.get("total")?;
+    let total = parse_size(words.first()?.split_once('=')?.1).ok()?;
+    let minimum = |name: &str| {
+        let vm = Text::read(&vm_path(folder, name)).ok()?;
+        Some(memory::limits(&Files { vm, host: host.clone() }).ok()?.minimum_bytes)
+    };
+    let minimums: Vec<_> = all.iter().filter_map(|name| Some((minimum(name)?, name))).collect();
+    let (largest, name) = minimums.iter().max()?;
+    let sum = minimums.iter().map(|(minimum, _)| *minimum).fold(0, u64::saturating_add);
+    let (sum, most, largest) = (sum > total).then(|| (show_size(sum), show_size(total), show_size(*largest)))?;
+    let name = text::one_line(name, usize::MAX);
+    Some(format!(
+        "{place}: note: the minimums of all VMs are {sum} together, of a total of {most}. The largest is that of {name}, {largest}"
+    ))
 }
 
 /// Returns all mistakes in the files of the folder.
@@ -100,8 +126,9 @@ fn look(names: &[String], all: &[String], folder: &Path, of_host: &dyn Fn(&Text)
     for name in all {
         let Some(text) = read(&vm_path(folder, name), &mut problems) else { continue };
         let (settings, mut of_vm) = text.vm(&disk::schema().of_vm());
-        add_new(&mut of_vm, text.vm_table(MEMORY, &memory::schema()).1);
-        uses.extend(uses_of(&settings));
+        let (memory, of_memory) = text.vm_table(MEMORY, &memory::schema().of_vm());
+        add_new(&mut of_vm, of_memory);
+        uses.extend(uses_of(&settings, &memory));
         disks.extend(settings.disks.into_iter().flatten());
         if is_meant(names, folder, &text.path) {
             count += 1;
@@ -200,6 +227,8 @@ enum What {
     Path(PathBuf),
     /// `HOST:PORT`
     Tcp(String),
+    /// Domain of libvirt whose monitor is asked.
+    Domain(String),
 }
 
 impl fmt::Display for What {
@@ -207,6 +236,7 @@ impl fmt::Display for What {
         match self {
             Self::Path(path) => path.display().fmt(f),
             Self::Tcp(address) => write!(f, "tcp:{address}"),
+            Self::Domain(name) => write!(f, "libvirt:{name}"),
         }
     }
 }
@@ -226,12 +256,21 @@ impl What {
         }
     }
 
+    /// Returns what has this monitor, or `None` if it is none.
+    fn of_monitor(text: &str) -> Option<Self> {
+        match text.parse().ok()? {
+            guest::Address::Qmp(path) => Some(Self::of_path(&path)),
+            guest::Address::Libvirt(name) => Some(Self::Domain(name)),
+        }
+    }
+
     /// Returns whether two VMs cannot have the one and the other at the same time.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Path(one), Self::Path(other)) => one == other,
             (Self::Tcp(one), Self::Tcp(other)) => is_same_address(one, other),
-            (Self::Path(_), Self::Tcp(_)) | (Self::Tcp(_), Self::Path(_)) => false,
+            (Self::Domain(one), Self::Domain(other)) => one == other,
+            (Self::Path(_) | Self::Tcp(_) | Self::Domain(_), _) => false,
         }
     }
 }
@@ -260,8 +299,8 @@ struct Use {
     place: Place,
 }
 
-/// Returns everything that the file of a VM says to be of this VM alone.
-fn uses_of(settings: &Settings) -> Vec<Use> {
+/// Returns everything that the file of a VM, and its table `memory`, say to be of this VM alone.
+fn uses_of(settings: &Settings, memory: &Settings) -> Vec<Use> {
     let mut uses = Vec::new();
     for DiskEntry { place, options } in settings.disks.iter().flatten() {
         let image = (!options.read_only).then(|| Path::new(&options.image));
@@ -269,11 +308,13 @@ fn uses_of(settings: &Settings) -> Vec<Use> {
         uses.extend(paths.map(|path| Use { what: What::of_path(path), by: "the disk".into(), place: place.clone() }));
     }
     let of_one = settings.entries.iter().filter(|(key, _)| disk::PER_VM.contains(&key.as_str()));
+    let of_one = of_one.chain(memory.entries.get_key_value(memory::MONITOR));
     for (key, Entry { place, words }) in of_one {
         // What is only on or off has no value.
         for (_, value) in words.iter().filter_map(|word| word.split_once('=')) {
             let what = match key.as_str() {
                 "nbd" | "incoming" => What::of_address(value),
+                memory::MONITOR => What::of_monitor(value),
                 _ => Some(What::of_path(Path::new(value))),
             };
             uses.extend(what.map(|what| Use { what, by: format!("`{key}`"), place: place.clone() }));
@@ -318,6 +359,17 @@ mod tests {
             ("trace = '/t'", "trace = '/t'", "b.toml:2: /t is also used by `trace` at a.toml:2"),
             ("", "port = '/a.sock'", "b.toml:2: /a.sock is also used by the disk at a.toml:3"),
             (
+                "[memory]\nmonitor = 'qmp:/run/q'",
+                "[memory]\nmonitor = 'qmp:/var/run/./q'",
+                "b.toml:3: /run/q is also used by `monitor` at a.toml:3",
+            ),
+            (
+                "[memory]\nmonitor = 'libvirt:web1'",
+                "[memory]\nmonitor = 'libvirt:web1'",
+                "b.toml:3: libvirt:web1 is also used by `monitor` at a.toml:3",
+            ),
+            ("port = '/q'", "[memory]\nmonitor = 'qmp:/q'", "b.toml:3: /q is also used by `port` at a.toml:2"),
+            (
                 "incoming = 'tcp:h:1'\nincoming-key = '/k'",
                 "incoming = 'tcp:H:1'\nincoming-key = '/k'",
                 "b.toml:2: tcp:H:1 is also used by `incoming` at a.toml:2",
@@ -329,6 +381,25 @@ mod tests {
         assert_eq!(one("a"), ["a.toml:2: /t is also used by `trace` at b.toml:2"]);
         assert_eq!(one("b"), ["b.toml:2: /t is also used by `trace` at a.toml:2"]);
         assert!(mistakes_of_two("port = '/p'\nstate = '/s'", "port = '/q'\nstate = '/r'", &[]).is_empty());
+    }
+
+    #[test]
+    fn minimums_that_are_more_than_there_is_are_noted() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("vms")).unwrap();
+        let note = |total: &str, minimum: &str| {
+            let host = format!("version = 1\n[host]\n{total}\n[memory]\nminimum = '1G'\n");
+            std::fs::write(host_path(folder.path()), host).unwrap();
+            for (name, table) in [("a", ""), ("b", minimum)] {
+                std::fs::write(vm_path(folder.path(), name), format!("version = 1\n{table}\n")).unwrap();
+            }
+            let note = more_than_total(&vms(folder.path()).unwrap(), folder.path());
+            note.map(|note| note.rsplit_once("note: ").unwrap().1.to_owned())
+        };
+        let found = "the minimums of all VMs are 4G together, of a total of 2G. The largest is that of b, 3G";
+        assert_eq!(note("total = '2G'", "[memory]\nminimum = '3G'").as_deref(), Some(found));
+        assert_eq!(note("total = '2G'", ""), None);
+        assert_eq!(note("", "[memory]\nminimum = '3G'"), None, "flags may say the total");
     }
 
     #[test]

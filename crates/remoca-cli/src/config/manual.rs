@@ -10,7 +10,7 @@ pub fn manual() -> String {
     text += ".SH KEYS OF [[disk]] IN vms/NAME.toml\n";
     FIELDS.iter().for_each(|field| text += &entry(field.name, field.doc));
     text += &keys("KEYS OF [vms] IN remoca.toml", &disk::schema());
-    text += &keys("KEYS OF [memory] IN BOTH", &memory::schema());
+    text += &keys("KEYS OF [memory] IN BOTH", &memory::schema().of_vm());
     text += &keys("KEYS OF [serve] IN remoca.toml", &serve::schema());
     text + &keys("KEYS OF [host] IN remoca.toml", &host::schema())
 }

@@ -110,7 +110,7 @@ fn memory_table(files: &Files, origin: bool) -> Result<String> {
     if !problems.is_empty() {
         return Err(Unusable(problems).into());
     }
-    let schema = memory::schema();
+    let schema = memory::schema().of_vm();
     let merged = Merged::new(&schema, &[], &[&vm, &host])?;
     let mut text = "\n[memory]\n".to_owned();
     for arg in schema.keys() {
