@@ -1,5 +1,6 @@
 //! What commands say to readers that may have read enough, as in `remoca check | head -1`.
 
+use remoca_protocol::shown;
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Stdout, Write};
 
@@ -11,10 +12,10 @@ pub fn output() -> Output<Stdout> {
     Output(io::stdout())
 }
 
-/// Says something on standard error.
+/// Says something on standard error. Names of files and what others have said may be part of it: a terminal obeys none of it.
 pub fn say(text: impl Display) {
     // Nobody is left to be told of a failure.
-    let _ = writeln!(io::stderr(), "remoca: {text}");
+    let _ = writeln!(io::stderr(), "remoca: {}", shown::clean(&text.to_string()));
 }
 
 impl<W: Write> Write for Output<W> {

@@ -20,10 +20,15 @@ fn may_have_controls(json: &[u8]) -> bool {
     json.windows(2).any(|pair| matches!(pair, [b'\\', b'u' | b'b' | b'f' | b'r'] | [0xc2, 0x80..=0x9f] | [_, 0x7f]))
 }
 
+/// Returns a text without control characters, but for line feeds and tabs.
+#[must_use]
+pub fn clean(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}")
+}
+
 /// Replaces control characters, but for line feeds and tabs, in all texts and names of some JSON.
 fn replace_controls(value: &mut serde_json::Value) {
     use serde_json::Value;
-    let clean = |text: &str| text.replace(|c: char| c.is_control() && !matches!(c, '\n' | '\t'), "\u{fffd}");
     match value {
         Value::String(text) => *text = clean(text),
         Value::Array(values) => values.iter_mut().for_each(replace_controls),

@@ -3,6 +3,7 @@
 use super::fields::{self, FIELDS};
 use super::schema::{self, Schema};
 use remoca_disk::start::DiskOptions;
+use remoca_view::text;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,7 +43,7 @@ pub struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.path.display(), self.line)
+        write!(f, "{}:{}", text::one_line(&self.path.display().to_string(), usize::MAX), self.line)
     }
 }
 
@@ -307,8 +308,8 @@ fn scalar(value: &DeValue<'_>) -> Result<String, String> {
     match value {
         DeValue::String(text) => Ok(text.to_string()),
         DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
-        DeValue::Boolean(on) => Ok(on.to_string()),
         DeValue::Float(number) => Ok(number.as_str().to_owned()),
+        DeValue::Boolean(on) => Ok(on.to_string()),
         DeValue::Array(_) => Err("must be one value, not a list".into()),
         DeValue::Integer(_) | DeValue::Datetime(_) | DeValue::Table(_) => {
             Err("must be a string, a decimal number, true or false".into())

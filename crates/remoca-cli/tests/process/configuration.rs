@@ -353,6 +353,22 @@ fn files_with_which_no_process_could_start_stop_nothing_that_ran_before() {
     program.terminate();
 }
 
+#[test]
+fn a_terminal_obeys_no_name_of_a_file() {
+    let scene = Scene::new();
+    std::fs::write(scene.path("vms/a\u{1b}[2J\nb.toml"), "version = 1\n").unwrap();
+    let control = scene.text("c\u{1b}[2J.ctl");
+    for arguments in [&["config", "check"][..], &["check"], &["status", &control], &["top", "--once", &control]] {
+        let output = run_command(&mut scene.command(arguments));
+        let said = [output.stdout, output.stderr].concat();
+        assert!(
+            !said.is_empty() && !said.contains(&0x1b),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&said).escape_debug()
+        );
+    }
+}
+
 /// Each later start would fail, with the last good copy as well.
 #[test]
 fn a_state_file_that_is_open_to_others_is_refused_before_a_process_depends_on_it() {

@@ -18,11 +18,12 @@ use crate::figures::Figures;
 use crate::finding::Finding;
 use crate::lately::Lately;
 use crate::shown::Shown;
-use crate::text::count_of;
+use crate::text::{count_of, one_line};
 use crate::vm::{Heard, Silence, Vm};
 use Finds::{Each, One};
 use found::Found;
 use remoca_protocol::control::Status;
+use remoca_protocol::shown::clean;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -280,7 +281,10 @@ impl Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { finding, .. } = self;
-        write!(f, "{:<8} {}: {}: {}", finding.level.word(), self.whose(), finding.what, finding.said())
+        let whose = one_line(&self.whose(), usize::MAX);
+        let text = format!("{:<8} {whose}: {}: {}", finding.level.word(), finding.what, finding.said());
+        // Names and paths are those of files.
+        f.write_str(&clean(&text))
     }
 }
 
