@@ -150,6 +150,13 @@ pub fn no_vm_process(socket: &Path, error: io::Error) -> anyhow::Error {
 
 /// Returns the error of a VM process that cannot be reached with a question, with what the operator can do.
 pub fn no_answer(socket: &Path, error: io::Error) -> anyhow::Error {
+    if error.kind() == io::ErrorKind::InvalidData {
+        let shown = socket.display();
+        return anyhow::Error::new(error).context(format!(
+            "the answer of the VM process at {shown} makes no sense. Is it of another version? `remoca upgrade {shown}` changes that \
+             under the running guest"
+        ));
+    }
     explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")
 }
 

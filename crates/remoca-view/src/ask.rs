@@ -143,7 +143,9 @@ fn explain(socket: &Path, error: &io::Error) -> Silence {
             Silence::Gone(format!("nobody answers at {shown}, which it has left behind"))
         }
         io::ErrorKind::WouldBlock => Silence::Hangs("it hangs, and its queue of clients is full".into()),
-        io::ErrorKind::PermissionDenied => Silence::Failed(format!("{shown} is not open to this user")),
+        io::ErrorKind::PermissionDenied => Silence::Denied(format!("{shown} is not open to this user")),
+        io::ErrorKind::ResourceBusy => Silence::Busy(format!("it refuses to answer: {error}")),
+        io::ErrorKind::InvalidData => Silence::Failed(format!("its answer makes no sense: {error}")),
         _ => Silence::Failed(format!("{shown}: {error}")),
     }
 }
@@ -152,8 +154,10 @@ fn explain(socket: &Path, error: &io::Error) -> Silence {
 async fn ask(socket: &Path, wants_curve: bool) -> io::Result<(Status, Option<CurveStatus>)> {
     let status = match call(socket, &Command::Status).await? {
         Reply::Status(status) => *status,
-        Reply::Error { error } => return Err(io::Error::other(error)),
-        Reply::Curve(_) => return Err(io::Error::other("it answers with something else than its status")),
+        Reply::Error { error } => return Err(io::Error::new(io::ErrorKind::ResourceBusy, error)),
+        Reply::Curve(_) => {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is something else than a status"));
+        }
     };
     if !wants_curve {
         return Ok((status, None));
@@ -176,13 +180,38 @@ async fn call(socket: &Path, command: &Command) -> io::Result<Reply> {
         read?;
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
-    Reply::parse(&text).map_err(io::Error::other)
+    Reply::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn one_that_is_busy_or_speaks_otherwise_is_not_said_to_hang() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |name: &str, answer: &'static [u8]| {
+            let socket = folder.path().join(name);
+            let listener = UnixListener::bind(&socket).unwrap();
+            let process = std::thread::spawn(move || {
+                let mut stream = BufReader::new(listener.accept().unwrap().0);
+                stream.read_line(&mut String::new()).unwrap();
+                stream.get_mut().write_all(answer).unwrap();
+            });
+            let mut asker = Asker::with_patience(Duration::from_secs(600));
+            let mut answers = crate::watch::runtime().unwrap().block_on(asker.ask(&[socket], &[]));
+            process.join().unwrap();
+            answers.remove(0).status.unwrap_err()
+        };
+        let busy = said("busy", b"{\"error\": \"16 others are being served\"}\n");
+        assert_eq!(busy, Silence::Busy("it refuses to answer: 16 others are being served".into()));
+        let other = said("other", b"{\"name\": \"web1\"}\n");
+        assert!(matches!(&other, Silence::Failed(why) if why.starts_with("its answer makes no sense: ")), "{other:?}");
+        let denied = explain(Path::new("/s"), &io::ErrorKind::PermissionDenied.into());
+        assert_eq!(denied, Silence::Denied("/s is not open to this user".into()));
+    }
 
     #[test]
     fn one_that_is_not_asked_for_want_of_files_is_not_said_to_hang() {

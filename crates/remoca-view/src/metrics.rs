@@ -203,9 +203,9 @@ pub fn text(snapshot: &Snapshot, form: Form) -> String {
         let problems = snapshot.problems.iter().filter(|problem| problem.finding.level == level).count();
         text.sample("remoca_problems", "level", level.word(), problems as f64);
     }
-    let help = "Whether the process of the VM answers; absent if it could not be asked.";
+    let help = "Whether the process of the VM answers; absent if it could not be asked, or gives no status.";
     text.family("remoca_vm_up", help, Kind::Gauge);
-    for vm in snapshot.vms.iter().filter(|vm| !matches!(vm.silence, Some(Silence::Unasked(_)))) {
+    for vm in snapshot.vms.iter().filter(|vm| vm.silence.as_ref().is_none_or(Silence::is_down)) {
         text.sample("remoca_vm_up", "vm", &vm.name, f64::from(u8::from(vm.status.is_some())));
     }
     text.family("remoca_vm_problems", "Problems of the VM.", Kind::Gauge);
@@ -400,8 +400,8 @@ mod tests {
     /// Otherwise an alert would fire for VMs that are well.
     #[test]
     fn a_vm_that_could_not_be_asked_is_not_said_to_be_down() {
-        let silence = Some(Silence::Unasked("not asked".into()));
-        let vms = vec![Vm { silence, ..Vm::silent("unasked") }];
+        let vm = |kind: fn(String) -> Silence| Vm { silence: Some(kind("not asked".into())), ..Vm::silent("unasked") };
+        let vms = [Silence::Denied, Silence::Busy, Silence::Failed, Silence::Unasked].map(vm).into();
         let text = text(&Snapshot { vms, ..snapshot(Vec::new()) }, Form::Prometheus);
         assert!(text.contains("remoca_vms_answering 0\n") && !text.contains("remoca_vm_up{"), "{text}");
     }

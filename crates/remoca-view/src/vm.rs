@@ -42,7 +42,11 @@ pub enum Silence {
     Gone(String),
     /// It is there, and does not answer in time.
     Hangs(String),
-    /// Something else, such as a socket that is closed to this user.
+    /// Its socket is closed to this user.
+    Denied(String),
+    /// It answers that it cannot say it now.
+    Busy(String),
+    /// Something else, such as an answer that makes no sense.
     Failed(String),
     /// Nothing is known of it: this process could not ask.
     Unasked(String),
@@ -52,8 +56,16 @@ impl Silence {
     /// Returns the reason in words.
     #[must_use]
     pub fn text(&self) -> &str {
-        let (Self::Gone(text) | Self::Hangs(text) | Self::Failed(text) | Self::Unasked(text)) = self;
-        text
+        match self {
+            Self::Gone(text) | Self::Hangs(text) => text,
+            Self::Denied(text) | Self::Busy(text) | Self::Failed(text) | Self::Unasked(text) => text,
+        }
+    }
+
+    /// Returns whether it says that a guest of the VM hangs, and not only that nothing is known.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        matches!(self, Self::Gone(_) | Self::Hangs(_))
     }
 }
 

@@ -15,7 +15,7 @@ use remoca_io::control::left;
 use remoca_io::left_out::leave_out;
 use serde_json::Value;
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -405,6 +405,35 @@ fn many_processes_that_hang_are_one_line() {
         said.contains("failed   vm1 and 2 more: process: it has not answered for ")
             && said.contains("remoca-disk@NAME`")
             && said.matches(": process: ").count() == 1
+    });
+}
+
+/// Answers every client of a control socket with this line.
+fn always_say(control: &Path, line: String) {
+    let listener = UnixListener::bind(control).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            stream.read_line(&mut String::new()).unwrap();
+            // A client that takes no more is no matter.
+            let _ = writeln!(stream.get_mut(), "{line}");
+        }
+    });
+}
+
+#[test]
+fn a_process_whose_answer_makes_no_sense_is_not_said_to_be_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("web1.ctl");
+    always_say(&control, r#"{"name": "web1"}"#.into());
+    let shown = control.display().to_string();
+    for arguments in [&["status", &shown][..], &["check", &shown]] {
+        let words = ["the answer of the VM process at", "Is it of another version? `remoca upgrade"];
+        expect_refusal(&run_command(command(REMOCA).args(arguments)), 1, &words);
+    }
+    wait_until("the list of VMs has it", || {
+        let output = run_command(command(REMOCA).args(["top", "--once", &shown]));
+        String::from_utf8_lossy(&output.stdout).contains("warning  web1: process: its answer makes no sense")
     });
 }
 

@@ -47,7 +47,7 @@ fn exchange(path: &Path, command: Command, patience: Duration) -> io::Result<(Re
     if text.is_empty() {
         return Err(sent.err().unwrap_or_else(|| io::ErrorKind::UnexpectedEof.into()));
     }
-    Ok((Reply::parse(&text).map_err(io::Error::other)?, stream))
+    Ok((Reply::parse(&text).map_err(senseless)?, stream))
 }
 
 /// Reads up to the end of a line, or of the stream, until `give_up_at`.
@@ -71,7 +71,12 @@ fn read_line(stream: &mut BufReader<UnixStream>, give_up_at: Instant) -> io::Res
             return Ok(text);
         }
     }
-    Err(io::Error::other(format!("its answer has more than {REPLY_BYTES_MAX} bytes")))
+    Err(senseless(format!("its answer has more than {REPLY_BYTES_MAX} bytes")))
+}
+
+/// Returns the error of an answer that is none.
+fn senseless(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Returns all that comes until the end of the stream. `set_patience` sets how long a read of it waits.

@@ -208,19 +208,24 @@ fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
                 ),
             ),
         ),
-        Silence::Failed(text) => (
-            "process-not-asked",
-            Found::warning("process", text.clone(), "Run this as root, or as the user that runs the VM"),
+        Silence::Denied(text) => not_asked(text, "Run this as root, or as the user that runs the VM"),
+        Silence::Busy(text) => not_asked(
+            text,
+            format!("Try again. If that does not help, which programs keep connections to {socket} open?"),
         ),
-        Silence::Unasked(text) => (
-            "process-not-asked",
-            Found::warning(
-                "process",
-                text.clone(),
-                "Raise its limit to twice as many files as there are VMs: `ulimit -n`, or LimitNOFILE= of remoca-web.service",
-            ),
+        Silence::Failed(text) => not_asked(
+            text,
+            format!("Is it of another version? `remoca upgrade {name}` changes that under the running guest"),
+        ),
+        Silence::Unasked(text) => not_asked(
+            text,
+            "Raise its limit to twice as many files as there are VMs: `ulimit -n`, or LimitNOFILE= of remoca-web.service",
         ),
     }
+}
+
+fn not_asked(text: &str, advice: impl Into<String>) -> (&'static str, Found) {
+    ("process-not-asked", Found::warning("process", text, advice))
 }
 
 /// Returns whether the process runs the version of this program.

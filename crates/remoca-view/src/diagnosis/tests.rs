@@ -370,6 +370,22 @@ fn a_process_that_is_gone_is_told_with_what_to_do() {
     assert!(text.starts_with("failed   a: process: ") && text.contains("systemctl status remoca-disk@a"), "{text}");
 }
 
+#[test]
+fn what_to_do_about_a_process_that_was_not_asked_is_what_helps() {
+    type Kind = fn(String) -> Silence;
+    let kinds: [(Kind, &str); 4] = [
+        (Silence::Denied, "Run this as root"),
+        (Silence::Busy, "Try again. If that does not help, which programs keep connections to /s/a.ctl open?"),
+        (Silence::Failed, "`remoca upgrade a`"),
+        (Silence::Unasked, "`ulimit -n`"),
+    ];
+    for (kind, words) in kinds {
+        let answer = Answer { socket: "/s/a.ctl".into(), status: Err(kind("why".into())), curve: None };
+        let text = Taker::default().next(vec![answer], 0.0, None).problems[0].to_string();
+        assert!(text.starts_with("warning  a: process: why. ") && text.contains(words), "{text}");
+    }
+}
+
 /// Nobody has a unit whose name is a label.
 #[test]
 fn a_process_that_is_gone_is_called_what_its_unit_is_called() {
