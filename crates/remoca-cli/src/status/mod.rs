@@ -303,8 +303,10 @@ fn show(args: &StatusArgs, page: &mut Page, now: &Answers, before: Option<&Answe
     written?;
     match now.silent.len() {
         _ if !now.vms.is_empty() || before.is_some() => Ok(()),
-        // A program learns from an empty list that there are no VMs, or what a page says of them.
-        count if args.output == Form::Json && (count == 0 || args.from.is_some()) => Ok(()),
+        // What a page says of them.
+        _ if args.output == Form::Json && args.from.is_some() => Ok(()),
+        // A program learns from an empty list that there are no VMs.
+        0 if args.output == Form::Json && runtime::of_others("status").is_empty() => Ok(()),
         0 => bail!("no VM process runs here: start one with `remoca disk`{}", runtime::elsewhere()),
         1 => bail!("the only VM process does not answer"),
         count => bail!("none of {count} VM processes answers"),

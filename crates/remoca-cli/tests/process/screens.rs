@@ -448,17 +448,26 @@ fn who_may_not_ask_is_told_so() {
     if with_run(&host).is_none() {
         return leave_out("this user may not mount a file system in memory");
     }
-    let top = || {
-        let mut top = with_run(&host).unwrap();
-        top.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(["top", "--once"]);
-        run_command(top.env("XDG_RUNTIME_DIR", "/run/user/65534"))
+    let look = |arguments: &[&str]| {
+        let mut look = with_run(&host).unwrap();
+        look.args(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&program).args(arguments);
+        run_command(look.env("XDG_RUNTIME_DIR", "/run/user/65534"))
     };
+    let (top, list) = (|| look(&["top", "--once"]), || look(&["status", "-o", "json"]));
     let none = top();
     assert!(String::from_utf8_lossy(&none.stdout).contains("No VM process runs here"), "{none:?}");
+    assert_eq!(list().status.code(), Some(0));
     std::fs::write(host.join("web1.ctl"), "").unwrap();
     mode(&host.join("web1.ctl"), 0o600);
     let words = ["no VM process that you may ask", "/run/remoca has web1, which root may reach"];
     expect_refusal(&top(), 1, &[&words[..], &["say `sudo remoca top /run/remoca/web1.ctl`"]].concat());
+    // A program would take the host for an empty one.
+    let listed = list();
+    assert_eq!(listed.status.code(), Some(1));
+    assert!(
+        String::from_utf8_lossy(&listed.stderr).contains("/run/remoca has web1, which root may reach"),
+        "{listed:?}"
+    );
     mode(&host, 0o700);
     expect_refusal(&top(), 1, &["no VM process that you may ask", "/run/remoca is not open to you", "with sudo"]);
 }
