@@ -90,7 +90,7 @@ impl Lines {
         let count = |name: &str| counter_since(status, earlier, name);
         let (hits, zeroes) = (count("hit_blocks"), count("zero_blocks"));
         // Blocks of reads of parts of blocks have no counter of their own.
-        let disk = count("read_blocks").saturating_sub(hits + zeroes);
+        let disk = count("read_blocks").saturating_sub(hits).saturating_sub(zeroes);
         let figures = Figures::of(status, earlier);
         self.add("helps", help(figures.hits, disk_us(status, earlier.is_some()), figures.saved_s));
         self.add("blocks", format!("{hits} from the cache, {zeroes} known to be zero, {disk} from the disk"));

@@ -94,13 +94,14 @@ impl Figures {
     /// Returns the figures of `status`: since `earlier`, an older status of the same program, or since it started.
     pub fn of(status: &Status, earlier: Option<&Status>) -> Self {
         let count = |name: &str| counter_since(status, earlier, name);
-        let hit_blocks = count("hit_blocks") + count("zero_blocks");
+        let hit_blocks = count("hit_blocks").saturating_add(count("zero_blocks"));
         // Frames of zeroes were never used, so they do not count as evictions.
         let frames = count("frames_looked_at").saturating_sub(count("frames_zero"));
-        let evicted = count("evictions_reported") + frames;
+        let evicted = count("evictions_reported").saturating_add(frames);
         let judged = if status.cache.enabled { evicted } else { 0 };
         let taken = |summary: fn(&Status) -> &LatencySummary| Taken::since(summary(status), earlier.map(summary));
         let hits = taken(|status| &status.latency.read_from_cache);
+        let granted = status.cache.granted_bytes.saturating_add(status.cache.local_granted_bytes);
         let failed = status.disks.iter().filter(|disk| disk.failed_flush.is_some());
         Self {
             name: status.name.clone(),
@@ -109,21 +110,21 @@ impl Figures {
             disks_attached: status.disks.iter().filter(|disk| disk.attached).count(),
             disks: status.disks.len(),
             agent: Agent::of(status.port.as_ref()),
-            cache_bytes: status.cache.enabled.then_some(status.cache.granted_bytes + status.cache.local_granted_bytes),
+            cache_bytes: status.cache.enabled.then_some(granted),
             used_bytes: status.cache.used_bytes,
             server: ServerState::of(status.server.as_ref()),
             reads: count("reads"),
-            read_bytes: count("read_blocks") * BLOCK_BYTES,
+            read_bytes: count("read_blocks").saturating_mul(BLOCK_BYTES),
             writes: count("writes"),
-            written_bytes: count("written_blocks") * BLOCK_BYTES,
+            written_bytes: count("written_blocks").saturating_mul(BLOCK_BYTES),
             hit_blocks,
-            read_blocks: hit_blocks + count("missed_blocks") + count("covered_blocks"),
+            read_blocks: hit_blocks.saturating_add(count("missed_blocks")).saturating_add(count("covered_blocks")),
             hits,
             disk_reads: taken(|status| &status.latency.read_from_disk),
             saved_s: disk_us(status, earlier.is_some()).map(|us| hits.saved_s(us)),
             evicted,
             judged,
-            known: judged.saturating_sub(count("evictions_unmatched") + count("frames_unmatched")),
+            known: judged.saturating_sub(count("evictions_unmatched")).saturating_sub(count("frames_unmatched")),
             pool_at: pool_at(status),
             failed_flushes: failed.map(|disk| disk.name.clone()).collect(),
         }
@@ -162,20 +163,20 @@ impl Figures {
         for vm in parts {
             total.disks_attached += vm.disks_attached;
             total.disks += vm.disks;
-            total.cache_bytes = sum(total.cache_bytes, vm.cache_bytes, |one, other| one + other);
-            total.used_bytes += vm.used_bytes;
-            total.reads += vm.reads;
-            total.read_bytes += vm.read_bytes;
-            total.writes += vm.writes;
-            total.written_bytes += vm.written_bytes;
-            total.hit_blocks += vm.hit_blocks;
-            total.read_blocks += vm.read_blocks;
+            total.cache_bytes = sum(total.cache_bytes, vm.cache_bytes, u64::saturating_add);
+            total.used_bytes = total.used_bytes.saturating_add(vm.used_bytes);
+            total.reads = total.reads.saturating_add(vm.reads);
+            total.read_bytes = total.read_bytes.saturating_add(vm.read_bytes);
+            total.writes = total.writes.saturating_add(vm.writes);
+            total.written_bytes = total.written_bytes.saturating_add(vm.written_bytes);
+            total.hit_blocks = total.hit_blocks.saturating_add(vm.hit_blocks);
+            total.read_blocks = total.read_blocks.saturating_add(vm.read_blocks);
             total.hits = total.hits.and(vm.hits);
             total.disk_reads = total.disk_reads.and(vm.disk_reads);
             total.saved_s = sum(total.saved_s, vm.saved_s, |one, other| one + other);
-            total.evicted += vm.evicted;
-            total.judged += vm.judged;
-            total.known += vm.known;
+            total.evicted = total.evicted.saturating_add(vm.evicted);
+            total.judged = total.judged.saturating_add(vm.judged);
+            total.known = total.known.saturating_add(vm.known);
         }
         Some(total)
     }

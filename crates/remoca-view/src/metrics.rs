@@ -56,10 +56,10 @@ pub const METRICS: [Metric; 38] = [
     gauge("uptime_seconds", "Time since the program started.", |_, shown| Some(shown.status.uptime_s)),
     gauge("cache_enabled", "Whether the cache is on.", |_, shown| flag(shown.status.cache.enabled)),
     gauge("cache_wanted_bytes", "Size of the cache that is wanted, in all tiers.", |_, shown| {
-        number(shown.status.cache.wanted_bytes + shown.status.cache.local_wanted_bytes)
+        number(shown.status.cache.wanted_bytes.saturating_add(shown.status.cache.local_wanted_bytes))
     }),
     gauge("cache_granted_bytes", "Memory that the servers grant, in all tiers.", |_, shown| {
-        number(shown.status.cache.granted_bytes + shown.status.cache.local_granted_bytes)
+        number(shown.status.cache.granted_bytes.saturating_add(shown.status.cache.local_granted_bytes))
     }),
     gauge(
         "cache_used_bytes",

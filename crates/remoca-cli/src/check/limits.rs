@@ -67,12 +67,12 @@ fn kilobytes(status: &str, name: &str) -> Option<u64> {
 fn room(vm: &Vm) -> Option<Finding> {
     let path = vm.options.state.as_ref()?;
     let folder = path.ancestors().skip(1).find(|folder| folder.exists())?;
-    let cache = vm.running.as_ref().map_or(vm.options.cache + vm.options.local, |status| {
-        status.cache.wanted_bytes + status.cache.local_wanted_bytes
+    let (cache, local) = vm.running.as_ref().map_or((vm.options.cache, vm.options.local), |status| {
+        (status.cache.wanted_bytes, status.cache.local_wanted_bytes)
     });
     let (per_cached, per_resident) = STATE_BYTES;
-    let needed =
-        (cache / PAGE).saturating_mul(per_cached) + (vm.options.guest_memory_max / PAGE).saturating_mul(per_resident);
+    let cached = (cache.saturating_add(local) / PAGE).saturating_mul(per_cached);
+    let needed = cached.saturating_add((vm.options.guest_memory_max / PAGE).saturating_mul(per_resident));
     let taken = path.metadata().map_or(0, |metadata| metadata.len());
     let system = rustix::fs::statvfs(folder).ok()?;
     let free = system.f_bavail.saturating_mul(system.f_frsize);

@@ -13,6 +13,8 @@ use super::support::{wait_at_most, wait_until};
 use remoca_frontend::testing::{Options, TestGuest};
 use remoca_io::control::left;
 use remoca_io::left_out::leave_out;
+use remoca_protocol::control::Status;
+use remoca_view::testing::absurd_status;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -419,6 +421,27 @@ fn always_say(control: &Path, line: String) {
             let _ = writeln!(stream.get_mut(), "{line}");
         }
     });
+}
+
+#[test]
+fn a_process_that_says_absurd_numbers_does_not_end_who_shows_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, other] = ["one", "other"].map(|name| {
+        let control = folder.path().join(format!("{name}.ctl"));
+        let status = Status { name: name.into(), ..absurd_status() };
+        always_say(&control, serde_json::to_string(&status).unwrap());
+        control.display().to_string()
+    });
+    for arguments in [
+        &["status", &one][..],
+        &["status", "--verbose", &one],
+        &["status", "-o", "json", &one],
+        &["top", "--once", &one, &other],
+        &["check", &one],
+    ] {
+        let output = run_command(command(REMOCA).args(arguments));
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{arguments:?}: {output:?}");
+    }
 }
 
 #[test]

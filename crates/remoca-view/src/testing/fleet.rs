@@ -2,7 +2,7 @@
 
 use super::curve;
 use remoca_protocol::control::{Command, CurveStatus, Reply, Status};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -58,6 +58,43 @@ pub fn full_status(number: u32, round: u32) -> Status {
             "guest_bytes": 4u64 << 30, "guest_bytes_indexed": 16u64 << 30},
     });
     serde_json::from_value(status).unwrap()
+}
+
+/// Returns a status whose numbers are all as large as they can be.
+#[must_use]
+pub fn absurd_status() -> Status {
+    let mut status = full_status(0, 1);
+    let names = "evictions_unmatched fetch_missing fetch_timeouts fetch_unexpected fetch_wrong frames_looked_at frames_unmatched hedges_won \
+                 misaligned_reads";
+    status.counters.extend(names.split(' ').map(|name| (name.to_owned(), 1)));
+    let mut json = serde_json::to_value(&status).unwrap();
+    let mut places = Vec::new();
+    find_numbers(&json, "", &mut places);
+    for place in places {
+        let before = json.pointer_mut(&place).unwrap().take();
+        for number in [json!(u64::MAX), json!(u32::MAX), before] {
+            *json.pointer_mut(&place).unwrap() = number;
+            if serde_json::from_value::<Status>(json.clone()).is_ok() {
+                break;
+            }
+        }
+    }
+    serde_json::from_value(json).unwrap()
+}
+
+/// Adds the places of all whole numbers in `json`, which is at `place`.
+fn find_numbers(json: &Value, place: &str, places: &mut Vec<String>) {
+    match json {
+        Value::Number(number) if number.is_u64() => places.push(place.into()),
+        Value::Array(values) => {
+            let at = values.iter().enumerate();
+            at.for_each(|(at, value)| find_numbers(value, &format!("{place}/{at}"), places));
+        }
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| find_numbers(value, &format!("{place}/{name}"), places));
+        }
+        _ => {}
+    }
 }
 
 /// Processes that answer. They end with this one.

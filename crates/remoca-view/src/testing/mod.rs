@@ -5,7 +5,7 @@
 pub mod browser;
 mod fleet;
 
-pub use fleet::{Change, Fleet, full_status};
+pub use fleet::{Change, Fleet, absurd_status, full_status};
 
 use crate::snapshot::{Answer, Snapshot, Taker};
 use crate::vm::Silence;

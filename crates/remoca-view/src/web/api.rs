@@ -76,7 +76,10 @@ pub fn details(snapshot: &Snapshot, vm: &Vm) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::full_snapshot;
+    use crate::metrics;
+    use crate::snapshot::{Answer, Taker};
+    use crate::testing::{absurd_status, full_snapshot, full_status};
+    use remoca_protocol::control::Status;
     use serde_json::Value;
 
     #[test]
@@ -92,6 +95,34 @@ mod tests {
         assert_eq!(details["vm"], whole["vms"][1]);
         assert_eq!(details["curve"]["points"].as_array().map(Vec::len), Some(65));
         assert_eq!(details["history"].as_array().map(Vec::len), Some(1));
+    }
+
+    /// One process says what it likes, and the figures of all others are on the same screen.
+    #[test]
+    fn absurd_numbers_are_shown_as_any_others() {
+        let mut taker = Taker::new("host".into());
+        let mut answers = |before: bool| {
+            let statuses = [absurd_status(), Status { name: "b".into(), ..absurd_status() }, full_status(7, 2)];
+            let answer = |mut status: Status| {
+                if before {
+                    status.uptime_s = 1.0;
+                    status.counters.clear();
+                }
+                Answer { socket: format!("/s/{}.ctl", status.name).into(), status: Ok(status), curve: None }
+            };
+            taker.next(statuses.map(answer).into(), 1_700_000_000.0, None)
+        };
+        answers(true);
+        let snapshot = answers(false);
+        assert_eq!(snapshot.total().map(|total| total.reads), Some(u64::MAX));
+        let overview = serde_json::to_value(Overview::of(&snapshot)).expect("JSON");
+        assert_eq!(overview["rows"].as_array().map(Vec::len), Some(3));
+        for vm in &snapshot.vms {
+            assert!(details(&snapshot, vm).starts_with('{'));
+        }
+        let metrics = metrics::text(&snapshot, metrics::Form::Prometheus);
+        assert!(metrics.contains("remoca_vms_answering 3\n"), "{metrics}");
+        assert!(Snapshot::parse(snapshot.json().as_bytes()).is_ok());
     }
 
     #[test]
