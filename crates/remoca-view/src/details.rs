@@ -132,10 +132,11 @@ impl Lines {
         disk.cold_reason.iter().for_each(|reason| self.add("", format!("started cold: {reason}")));
     }
 
-    fn add_memory(&mut self, Status { cache, memory, .. }: &Status) {
+    fn add_memory(&mut self, status: &Status) {
+        let memory = &status.memory;
         let (index, buffers) = (show_size(memory.index_bytes), show_size(memory.buffer_bytes));
         self.add("memory", format!("index {index}, buffers {buffers}, {} blocks known", memory.known_blocks));
-        if cache.enabled && memory.guest_bytes > memory.guest_bytes_indexed {
+        if status.exceeds_index() {
             let (guest, indexed) = (show_size(memory.guest_bytes), show_size(memory.guest_bytes_indexed));
             self.add("", format!("the guest has {guest}, the index is made for {indexed} (--guest-memory-max)"));
         }
@@ -397,5 +398,9 @@ mod tests {
         status.cache.enabled = false;
         assert!(!text_of(&status, "").contains("the guest has"), "the index does not follow it");
         assert!(text_of(&status, "trace").starts_with("3 records lost"));
+        status.cache.enabled = true;
+        // A process that waits for the disks gets their index with them.
+        status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
+        assert!(!text_of(&status, "").contains("--guest-memory-max"));
     }
 }

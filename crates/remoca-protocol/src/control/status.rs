@@ -56,6 +56,13 @@ impl Status {
     pub fn has_disks(&self) -> bool {
         self.migration.as_ref().is_none_or(|migration| migration.has_disks)
     }
+
+    /// Returns whether the guest has more memory than the index is made for. Without the disks there is no index of them, and while the cache
+    /// is off it does not follow the guest.
+    #[must_use]
+    pub fn exceeds_index(&self) -> bool {
+        self.has_disks() && self.cache.enabled && self.memory.guest_bytes > self.memory.guest_bytes_indexed
+    }
 }
 
 /// Status of a VM that migrates.

@@ -108,12 +108,11 @@ pub fn misaligned(vm: &Vm, _: &Shown) -> Option<Found> {
 }
 
 pub fn too_large(_: &Vm, shown: &Shown) -> Option<Found> {
-    let Status { cache, memory, .. } = &shown.status;
+    let memory = &shown.status.memory;
     let (guest, indexed) = (show_size(memory.guest_bytes), show_size(memory.guest_bytes_indexed));
     let found =
         format!("the guest has {guest}, and the index is made for {indexed}: some of what it evicts is not known");
     let advice = format!("Raise `guest-memory-max`, then `remoca upgrade {}`", shown.status.name);
-    // While the cache is off the index does not follow the guest.
-    (cache.enabled && memory.guest_bytes_indexed > 0 && memory.guest_bytes > memory.guest_bytes_indexed)
+    (memory.guest_bytes_indexed > 0 && shown.status.exceeds_index())
         .then(|| Found::warning("guest memory", found, advice))
 }

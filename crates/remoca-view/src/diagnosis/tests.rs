@@ -319,12 +319,13 @@ fn a_cache_that_is_off_needs_no_server() {
     assert_eq!(none[0].cause, "no-server");
 }
 
-/// It leaves its servers when it hands its disks over, or until they come.
+/// It leaves its servers when it hands its disks over, or until they come, and has an index that knows no guest.
 #[test]
-fn a_vm_whose_disks_are_elsewhere_is_not_told_to_name_a_server() {
+fn a_vm_whose_disks_are_elsewhere_is_not_told_to_name_a_server_nor_to_raise_the_memory_of_its_guest() {
     let elsewhere = problems(|status| {
         status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
         (status.server, status.servers, status.pools) = (None, Vec::new(), Vec::new());
+        (status.memory.guest_bytes, status.memory.guest_bytes_indexed) = (64 << 20, 64 << 10);
     });
     assert_eq!(elsewhere.iter().map(|problem| problem.cause.as_str()).collect::<Vec<_>>(), ["disks-elsewhere"]);
 }
