@@ -139,7 +139,8 @@ fn not_connected(shown: &Shown, endpoint: &str, reason: &str, meanwhile: &str) -
 /// Returns whether a server is not used because it has no place for another client.
 #[must_use]
 pub fn has_too_many_clients(reason: &str) -> bool {
-    reason.ends_with(TOO_MANY_CLIENTS)
+    // A process that runs an older program has the code of the answer alone.
+    reason.ends_with(TOO_MANY_CLIENTS) || reason.ends_with(": Busy")
 }
 
 /// Names a server of this host that is away: its pool is in use meanwhile. Also that of a local tier which is not there yet.

@@ -147,6 +147,10 @@ fn each_fault_is_named_first() {
         let server = status.server.as_mut().expect("a server");
         (server.connected, server.error) = (false, Some(full.clone()));
     });
+    expect_first("server-unreachable", &["this session: Busy. Reads", "larger --max-clients"], |status| {
+        let server = status.server.as_mut().expect("a server");
+        (server.connected, server.error) = (false, Some("the memory server refused this session: Busy".into()));
+    });
     expect_first("server-unreachable", &["Is it there? Reads go to the disk"], |status| {
         let server = status.server.as_mut().expect("a server");
         (server.connected, server.error) = (false, Some("Is it there?".into()));
