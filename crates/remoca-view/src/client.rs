@@ -23,7 +23,7 @@ const SHOWN_CHARS_MAX: usize = 400;
 /// If none answers there.
 pub fn snapshot(address: &Address) -> Result<Snapshot> {
     Snapshot::parse(&get(address, "/api/snapshot")?)
-        .with_context(|| format!("{address} answers, but is no `remoca web`"))
+        .with_context(|| format!("{address} answers, but is no `remoca web`, or one of another version"))
 }
 
 /// Returns the content of `path` at `address`.

@@ -36,7 +36,7 @@ pub type Heard = Result<HostReport, String>;
 
 /// Why a process does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind", content = "text")]
+#[serde(rename_all = "kebab-case", tag = "kind", content = "text", from = "Said")]
 pub enum Silence {
     /// Nobody listens at its socket.
     Gone(String),
@@ -50,6 +50,24 @@ pub enum Silence {
     Failed(String),
     /// Nothing is known of it: this process could not ask.
     Unasked(String),
+}
+
+/// A [`Silence`] as a snapshot has it. One of a later version may be of a kind that this one does not know.
+#[derive(Deserialize)]
+struct Said {
+    kind: String,
+    text: String,
+}
+
+impl From<Said> for Silence {
+    fn from(Said { kind, text }: Said) -> Self {
+        match &*kind {
+            "gone" => Self::Gone(text),
+            "hangs" => Self::Hangs(text),
+            "unasked" => Self::Unasked(text),
+            _ => Self::Failed(text),
+        }
+    }
 }
 
 impl Silence {
@@ -99,5 +117,20 @@ impl Vm {
     #[must_use]
     pub fn newest(&self) -> Option<&Figures> {
         self.status.as_ref().map(Shown::newest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_silence_is_read_as_it_was_written_and_one_of_a_later_version_as_a_failure() {
+        let read = |json: &str| serde_json::from_str::<Silence>(json).unwrap();
+        for silence in [Silence::Gone, Silence::Hangs, Silence::Failed, Silence::Unasked].map(|kind| kind("why".into()))
+        {
+            assert_eq!(read(&serde_json::to_string(&silence).unwrap()), silence);
+        }
+        assert_eq!(read(r#"{"kind":"asleep","text":"why"}"#), Silence::Failed("why".into()));
     }
 }
