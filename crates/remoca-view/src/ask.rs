@@ -4,7 +4,8 @@
 //! find a queue full of clients, and so would the operator's next command.
 //!
 //! No more processes are asked at the same time than this one may have files open for. The others have their turn as soon as one has
-//! answered.
+//! answered. If none does, those that hang have all the room: the longest wait is then given up, and the next round begins with the first
+//! that had no turn.
 
 use crate::snapshot::Answer;
 use crate::vm::Silence;
@@ -34,6 +35,8 @@ pub struct Asker {
     patience: Duration,
     /// Room for connections.
     room: Arc<Semaphore>,
+    /// The first process that had no turn in the last round.
+    next: Option<PathBuf>,
 }
 
 impl Default for Asker {
@@ -69,7 +72,7 @@ impl<T> Drop for Question<T> {
 impl Asker {
     /// Returns what waits for an answer for `patience` at most.
     pub(super) fn with_patience(patience: Duration) -> Self {
-        Self { waiting: HashMap::new(), patience, room: Arc::new(Semaphore::new(asked_at_a_time_max())) }
+        Self { waiting: HashMap::new(), patience, room: Arc::new(Semaphore::new(asked_at_a_time_max())), next: None }
     }
 
     /// Asks the processes at all of `sockets`, and those of `curves` also for their curve. Returns an answer for each of them after
@@ -78,13 +81,14 @@ impl Asker {
         let deadline = Instant::now() + self.patience;
         // An answer that came too late says how things were then.
         self.waiting.retain(|socket, question| sockets.contains(socket) && !question.answer.is_finished());
-        let mut has_room = true;
-        for socket in sockets {
+        let next = self.next.take();
+        let at = sockets.iter().position(|socket| Some(socket) == next.as_ref()).unwrap_or(0);
+        for socket in sockets[at..].iter().chain(&sockets[..at]) {
             if self.waiting.contains_key(socket) {
                 continue;
             }
             let Ok(Ok(room)) = timeout_at(deadline, Arc::clone(&self.room).acquire_owned()).await else {
-                has_room = false;
+                self.next = Some(socket.clone());
                 break;
             };
             let (path, wants_curve) = (socket.clone(), curves.contains(socket));
@@ -96,16 +100,20 @@ impl Asker {
         }
         let mut answers = Vec::new();
         for socket in sockets {
-            answers.push(self.answer_of(socket, deadline, has_room).await);
+            answers.push(self.answer_of(socket, deadline).await);
+        }
+        let oldest = self.waiting.iter().min_by_key(|(_, question)| question.since).map(|(socket, _)| socket.clone());
+        if let Some(oldest) = oldest.filter(|_| self.next.is_some()) {
+            self.waiting.remove(&oldest);
         }
         answers
     }
 
-    async fn answer_of(&mut self, socket: &Path, deadline: Instant, has_room: bool) -> Answer {
+    async fn answer_of(&mut self, socket: &Path, deadline: Instant) -> Answer {
         let answer = |status, curve| Answer { socket: socket.into(), status, curve };
         let Some(question) = self.waiting.get_mut(socket) else {
             // The same socket twice, if there was room for all.
-            let silence = if has_room { Silence::Failed("it is named twice".into()) } else { no_room() };
+            let silence = if self.next.is_none() { Silence::Failed("it is named twice".into()) } else { no_room() };
             return answer(Err(silence), None);
         };
         match timeout_at(deadline, &mut question.answer).await {
@@ -214,14 +222,19 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_not_asked_for_want_of_files_is_not_said_to_hang() {
+    fn one_that_is_not_asked_for_want_of_files_is_not_said_to_hang_and_asked_next() {
         let folder = tempfile::tempdir().unwrap();
         let sockets = ["a.ctl", "b.ctl"].map(|name| folder.path().join(name));
         // Nobody accepts.
         let _listeners = sockets.each_ref().map(|socket| UnixListener::bind(socket).unwrap());
         let mut asker = Asker { room: Arc::new(Semaphore::new(1)), ..Asker::with_patience(Duration::from_millis(20)) };
-        let answers = crate::watch::runtime().unwrap().block_on(asker.ask(&sockets, &[]));
-        let why: Vec<_> = answers.into_iter().map(|answer| answer.status.unwrap_err()).collect();
-        assert!(matches!(&why[..], [Silence::Hangs(_), Silence::Unasked(_)]), "{why:?}");
+        let runtime = crate::watch::runtime().unwrap();
+        let mut ask = || {
+            let answers = runtime.block_on(asker.ask(&sockets, &[]));
+            answers.into_iter().map(|answer| answer.status.unwrap_err()).collect::<Vec<_>>()
+        };
+        let (first, second) = (ask(), ask());
+        assert!(matches!(&first[..], [Silence::Hangs(_), Silence::Unasked(_)]), "{first:?}");
+        assert!(matches!(&second[..], [Silence::Unasked(_), Silence::Hangs(_)]), "{second:?}");
     }
 }
