@@ -33,12 +33,12 @@ pub(super) struct Connection {
     peer: Option<Peer>,
     /// Name of the peer: as the operator gave it, or "the source".
     name: String,
-    /// When the peer was connected, or an attempt to connect last started.
+    /// When the peer was connected or lost, or an attempt to connect last started or failed.
     since: Option<Instant>,
     /// Address of the process to which the disks go or went, and the secret shared with it, for a new connection after
     /// one that broke.
     way: Option<(Endpoint, Secret)>,
-    /// Time from the start of one attempt to the next, while the peer that has the disks is not linked.
+    /// Time until the next attempt, while the peer that has the disks is not linked.
     again_after: Duration,
     /// Whether the peer should have the disks already.
     links_again: bool,
@@ -200,8 +200,9 @@ impl Connection {
     }
 
     /// Ends the connection.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&mut self, now: Instant) {
         self.peer = None;
+        self.since = Some(now);
     }
 
     /// Ends the connection when everything that was queued is sent.
@@ -217,8 +218,9 @@ impl Connection {
     }
 
     /// Ends a connection that was lost. Returns what is left of it, or `None` if there was none.
-    pub(super) fn lose(&mut self) -> Option<Lost> {
+    pub(super) fn lose(&mut self, now: Instant) -> Option<Lost> {
         self.peer.take()?;
+        self.since = Some(now);
         let (name, client) = (std::mem::take(&mut self.name), self.client.take());
         Some(Lost { name, client, linked_again: std::mem::take(&mut self.links_again), came: self.came })
     }
@@ -251,7 +253,7 @@ impl Connection {
         is_due.then(|| self.again_after.saturating_sub(self.age(host)))
     }
 
-    /// Returns the time since the peer was connected, or an attempt to connect last started.
+    /// Returns the time since the peer was connected or lost, or an attempt to connect last started or failed.
     fn age(&self, host: &Host) -> Duration {
         self.since.map_or(Duration::ZERO, |since| host.time_since(since))
     }
@@ -267,5 +269,34 @@ impl Connection {
             peer: self.peer.as_ref().map(|_| self.name.clone()),
             news: news.cloned(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::migration::HostPeers;
+
+    /// A process that ends after its VM has moved is not to come back to the other one at its end.
+    #[test]
+    fn a_peer_that_was_lost_is_not_looked_for_at_once_however_long_it_was_there() {
+        let host = Host::new(Box::new(SystemClock)).unwrap();
+        let mut connection = Connection::new(Box::new(HostPeers), None).unwrap();
+        let offer = Offer {
+            version: 1,
+            name: "vm".into(),
+            disks: Vec::new(),
+            has_port: false,
+            lock_reaches: true,
+            words: 1,
+            returns: false,
+        };
+        let nowhere = "unix:/there/is/no/such/socket".parse().unwrap();
+        connection.connect(nowhere, &Secret::new([7; 32]), &offer, host.instant()).unwrap();
+        // A time to come, until which the pause has not begun.
+        let later = host.instant() + Duration::from_secs(60);
+        connection.lose(later).expect("there is a peer");
+        assert_eq!(connection.link_again_left(&Ownership::new(true, true), &host), Some(LINK_AGAIN_AFTER.0));
     }
 }

@@ -239,7 +239,7 @@ impl Migration {
             }
         }
         // The other process's answer no longer matters.
-        self.connection.end();
+        self.connection.end(vm.host.instant());
         self.do_migration(vm);
         if !self.ownership.holds() {
             return Err(self.news.clone().unwrap_or_else(|| "the disks could not be had".into()));
@@ -308,7 +308,7 @@ impl Migration {
     }
 
     fn lose_peer(&mut self, vm: &mut Vm, why: &str) {
-        let Some(Lost { name, client, linked_again, came }) = self.connection.lose() else { return };
+        let Some(Lost { name, client, linked_again, came }) = self.connection.lose(vm.host.instant()) else { return };
         let news = format!("no connection to {name} any more: {why}");
         if let Some(client) = client {
             client.answer(Reply::Error { error: format!("{name}: {why}") });
@@ -346,7 +346,7 @@ impl Migration {
                     }
                 }
                 Action::Disconnect => {
-                    self.connection.end();
+                    self.connection.end(vm.host.instant());
                     // The disks are no longer about to come, so waiting requests are examined again.
                     vm.guests.pop_again();
                 }
