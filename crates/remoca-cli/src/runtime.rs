@@ -104,8 +104,12 @@ pub fn read_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let socket = |path: PathBuf| left::control_of(&path).unwrap_or(path);
-    let mut found = entries.map(|entry| Ok(socket(entry?.path()))).collect::<io::Result<Vec<_>>>()?;
+    let socket = |path: PathBuf| match left::control_of(&path) {
+        Some(control) => left::is_there(&control).then_some(control),
+        None => Some(path),
+    };
+    let found = entries.map(|entry| Ok(socket(entry?.path()))).collect::<io::Result<Vec<_>>>()?;
+    let mut found: Vec<_> = found.into_iter().flatten().collect();
     found.retain(|path| path.extension().is_some_and(|extension| extension == SUFFIX));
     found.sort();
     // A process that has just started, or is about to end, has both.

@@ -6,6 +6,7 @@ use super::Files;
 use super::changes::changes;
 use super::layers::undisplaced;
 use super::schema::Schema;
+use remoca_io::control::left::config_beside;
 use remoca_io::small_file;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -28,10 +29,7 @@ pub struct Kept {
 impl Kept {
     /// Returns the path for the process whose control socket is `control`. No two sockets have the same.
     pub fn beside(control: &Path) -> PathBuf {
-        match control.extension() {
-            Some(extension) if extension == "ctl" => control.with_extension("config"),
-            _ => small_file::with_ending(control, ".config"),
-        }
+        config_beside(control)
     }
 
     /// Reads what a process left. Returns `None` if there is nothing usable.
@@ -64,17 +62,5 @@ impl Kept {
             undisplaced(&schema(), words, files.clone()).unwrap_or_else(|_| files.to_vec())
         };
         changes(&settings(former), &settings(self), &schema())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_control_socket_has_its_own_file() {
-        let beside = |control: &str| Kept::beside(control.as_ref()).display().to_string();
-        assert_eq!(beside("/run/remoca/web1.ctl"), "/run/remoca/web1.config");
-        assert_eq!([beside("/run/vm.1"), beside("/run/vm.2")], ["/run/vm.1.config", "/run/vm.2.config"]);
     }
 }

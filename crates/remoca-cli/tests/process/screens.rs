@@ -535,12 +535,18 @@ fn a_vm_whose_process_was_told_to_end_under_its_guest_does_not_vanish() {
     expect_named();
 
     std::fs::rename(scene.path("moved"), scene.path("image")).unwrap();
+    std::fs::hard_link(left::beside(&scene.control()), scene.path("mark")).unwrap();
     program = scene.start(&[]);
     let (shown, _) = look(&["check"]);
-    assert!(!left::is_there(&scene.control()) && !shown.contains("does not run"), "{shown}");
+    assert!(!left::beside(&scene.control()).exists() && !shown.contains("does not run"), "{shown}");
     // Its guest has not come again.
     program.terminate();
-    assert!(!left::is_there(&scene.control()));
+    assert!(!left::beside(&scene.control()).exists());
+    // An older program would not have removed the mark.
+    std::fs::rename(scene.path("mark"), left::beside(&scene.control())).unwrap();
+    let (shown, _) = look(&["check"]);
+    assert!(!shown.contains("web1") || !shown.contains("does not run"), "{shown}");
+    assert!(!look(&["top", "--once"]).0.contains("web1"));
 }
 
 #[test]
