@@ -187,6 +187,7 @@ mod tests {
             name: String::new(),
             pid: 1,
             version: String::new(),
+            is_replaced: false,
             upgrades: 0,
             notice: None,
             trace_lost: None,

@@ -84,6 +84,7 @@ fn status() -> Status {
         name: "vm".into(),
         pid: 7,
         version: "0.1.0".into(),
+        is_replaced: true,
         upgrades: 2,
         uptime_s: 1.5,
         started: "warm".into(),
@@ -130,7 +131,7 @@ fn status() -> Status {
 #[test]
 fn a_status_is_this_line() {
     let line = [
-        r#"{"name":"vm","pid":7,"version":"0.1.0","upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
+        r#"{"name":"vm","pid":7,"version":"0.1.0","is_replaced":true,"upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
         r#""state_lost":"no room","notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
         r#""servers":[{"endpoint":"unix:/m","is_local_tier":false,"in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
@@ -161,7 +162,7 @@ fn a_status_is_this_line() {
 fn what_a_former_version_did_not_say_has_a_value() {
     let mut text = String::from_utf8(Reply::Status(Box::new(status())).line().unwrap()).unwrap();
     let later = [
-        r#""upgrades":2,"#,
+        r#""is_replaced":true,"upgrades":2,"#,
         r#""started":"warm","cold_reason":null,"#,
         r#""state_lost":"no room","#,
         r#""failed_flush":"ENOSPC","cold_reason":null,"#,

@@ -64,6 +64,8 @@ impl From<Said> for Silence {
         match &*kind {
             "gone" => Self::Gone(text),
             "hangs" => Self::Hangs(text),
+            "denied" => Self::Denied(text),
+            "busy" => Self::Busy(text),
             "unasked" => Self::Unasked(text),
             _ => Self::Failed(text),
         }
@@ -127,8 +129,10 @@ mod tests {
     #[test]
     fn each_silence_is_read_as_it_was_written_and_one_of_a_later_version_as_a_failure() {
         let read = |json: &str| serde_json::from_str::<Silence>(json).unwrap();
-        for silence in [Silence::Gone, Silence::Hangs, Silence::Failed, Silence::Unasked].map(|kind| kind("why".into()))
-        {
+        type Kind = fn(String) -> Silence;
+        let kinds: [Kind; 6] =
+            [Silence::Gone, Silence::Hangs, Silence::Denied, Silence::Busy, Silence::Failed, Silence::Unasked];
+        for silence in kinds.map(|kind| kind("why".into())) {
             assert_eq!(read(&serde_json::to_string(&silence).unwrap()), silence);
         }
         assert_eq!(read(r#"{"kind":"asleep","text":"why"}"#), Silence::Failed("why".into()));

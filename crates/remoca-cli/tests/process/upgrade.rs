@@ -4,7 +4,7 @@
 use super::nbd;
 use super::support::machine::{Evictions, Machine, Setup};
 use super::support::program::{
-    PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, run_command, status,
+    PASSED, Program, REMOCA, Serve, Signal, ask_raw, command, install, pass, run, run_command, status,
 };
 use super::support::{folder, wait_until};
 use remoca_frontend::testing::{Command, Options, TestGuest};
@@ -175,7 +175,15 @@ fn several_upgrades_under_load() {
     let copy = machine.folder.path().join("remoca-next");
     install(Path::new(REMOCA), &copy);
     expect_upgrade(&mut machine, Some(&copy));
+    assert!(!machine.status().is_replaced);
+    // As a package does that has another build of the same version.
+    install(Path::new(REMOCA), &copy);
+    assert!(machine.status().is_replaced);
+    let found = run(&["check", machine.control().to_str().unwrap()]);
+    let found = String::from_utf8_lossy(&found.stdout).into_owned();
+    assert!(found.contains("process: runs a program that has been replaced since it was started"), "{found}");
     expect_upgrade(&mut machine, None);
+    assert!(!machine.status().is_replaced);
     let exe = std::fs::read_link(format!("/proc/{}/exe", machine.program.pid())).unwrap();
     assert_eq!(exe, copy);
     // Nobody may have looked yet where upgrades take no time, or where a thread gets no processor.

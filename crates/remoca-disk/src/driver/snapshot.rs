@@ -12,6 +12,7 @@ use remoca_protocol::control::{
     PoolStatus, PortStatus, ServerStatus, Status,
 };
 use remoca_store::StoreHealth;
+use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
 /// Returns the status of the process. Flushes the trace first, so that the number of lost records is current.
@@ -27,6 +28,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
         name: vm.name.clone(),
         pid: std::process::id(),
         version: env!("CARGO_PKG_VERSION").into(),
+        is_replaced: is_replaced(),
         upgrades: vm.upgrades,
         uptime_s: vm.host.uptime().as_secs_f64(),
         started: if vm.warmth.cold_reason().is_none() { "warm".into() } else { "cold".into() },
@@ -63,6 +65,11 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             guest_resident_bytes: vm.guests.resident_bytes(),
         },
     }
+}
+
+/// Returns whether the file of this program has been replaced or removed since it was started. The kernel knows, without its file system.
+fn is_replaced() -> bool {
+    std::fs::read_link("/proc/self/exe").is_ok_and(|file| file.as_os_str().as_bytes().ends_with(b" (deleted)"))
 }
 
 fn disk_status(vm: &Vm, at: usize, disk: &Disk) -> DiskStatus {

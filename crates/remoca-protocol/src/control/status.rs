@@ -10,6 +10,9 @@ pub struct Status {
     pub name: String,
     pub pid: u32,
     pub version: String,
+    /// Whether the file of the program that runs has been replaced or removed since.
+    #[serde(default)]
+    pub is_replaced: bool,
     /// Number of times that another program has taken over without a restart.
     #[serde(default)]
     pub upgrades: u32,

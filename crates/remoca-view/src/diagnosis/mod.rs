@@ -228,18 +228,21 @@ fn not_asked(text: &str, advice: impl Into<String>) -> (&'static str, Found) {
     ("process-not-asked", Found::warning("process", text, advice))
 }
 
-/// Returns whether the process runs the version of this program.
+/// Returns whether the process runs the version of this program, and the program that is installed.
 #[must_use]
 pub fn process(status: &Status) -> Finding {
     let (own, name) = (env!("CARGO_PKG_VERSION"), &status.name);
-    if status.version == own {
-        return Finding::ok("process", format!("runs as {}, version {own}, started {}", status.pid, status.started));
-    }
-    Finding::warning(
-        "process",
-        format!("runs version {}, and {own} is installed", status.version),
-        format!("`remoca upgrade {name}` changes that under the running guest"),
-    )
+    let found = match status.version == own {
+        true if !status.is_replaced => {
+            return Finding::ok(
+                "process",
+                format!("runs as {}, version {own}, started {}", status.pid, status.started),
+            );
+        }
+        true => "runs a program that has been replaced since it was started".into(),
+        false => format!("runs version {}, and {own} is installed", status.version),
+    };
+    Finding::warning("process", found, format!("`remoca upgrade {name}` changes that under the running guest"))
 }
 
 fn configuration(status: &Status) -> Option<Found> {

@@ -198,6 +198,9 @@ fn each_fault_is_named_first() {
     expect_first("old-version", &["runs version 0.0.1", "remoca upgrade web001"], |status| {
         status.version = "0.0.1".into()
     });
+    expect_first("old-version", &["has been replaced since", "remoca upgrade web001"], |status| {
+        status.is_replaced = true
+    });
     expect_first("configuration", &["a mistake"], |status| status.notice = Some("a mistake".into()));
     expect_first("state-lost", &["state file: no room. Make room there"], |status| {
         status.state_lost = Some("no room".into());
