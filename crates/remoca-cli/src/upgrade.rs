@@ -24,7 +24,8 @@ pub const PORT: &str = "the port";
 ///
 /// First the new program is asked whether it can take over; if it cannot, nothing changes. SIGHUP does the same with the
 /// program at the path from which the process was started. The command fails if a guest was attached before and is not
-/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest;
+/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest. A VM that is moving,
+/// so that its disks are not here, is left out;
 /// without any VM there is nothing to do, which is no failure.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
@@ -48,23 +49,34 @@ pub struct UpgradeArgs {
 pub fn run(args: &UpgradeArgs) -> Result<()> {
     let program = args.program.as_ref().map(std::path::absolute).transpose().context("no working directory")?;
     match &args.name {
-        Some(name) => upgrade(&runtime::socket_named(name)?, program),
+        Some(name) => {
+            let socket = runtime::socket_named(name)?;
+            upgrade(&socket, &runtime::ask(&socket, Command::Status)?, program)
+        }
         None => upgrade_all(&runtime::sockets(None)?, program.as_ref()),
     }
 }
 
-/// Upgrades one VM process after the other, and prints which are done. Leaves out sockets that no process listens on.
+/// Upgrades one VM process after the other, and prints which are done. Leaves out sockets that no process listens on, and processes whose
+/// disks are elsewhere.
 ///
 /// # Errors
 /// If an upgrade fails. Those after it are not begun, and the text names them. If no process answers, or some may run where this user
 /// cannot look.
 fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
-    let (mut done, mut dead) = (Vec::new(), Vec::new());
+    let (mut done, mut dead, mut away) = (Vec::new(), Vec::new(), Vec::new());
     for (number, socket) in sockets.iter().enumerate() {
         let name = name_of(socket);
-        let Err(error) = upgrade(socket, program.cloned()) else {
-            done.push(name);
-            continue;
+        let upgraded = runtime::ask(socket, Command::Status).and_then(|before| match before.has_disks() {
+            true => upgrade(socket, &before, program.cloned()).map(|()| &mut done),
+            false => Ok(&mut away),
+        });
+        let error = match upgraded {
+            Ok(names) => {
+                names.push(name);
+                continue;
+            }
+            Err(error) => error,
         };
         if runtime::is_absent(&error) {
             dead.push(name);
@@ -75,13 +87,20 @@ fn upgrade_all(sockets: &[PathBuf], program: Option<&PathBuf>) -> Result<()> {
         return Err(error.context(format!("the upgrade of {name} failed. Done before it: {done}. Not begun: {rest}")));
     }
     let dead = if dead.is_empty() { String::new() } else { format!(". No process answers for {}", list(&dead)) };
-    if done.is_empty() && dead.is_empty() && runtime::of_others("upgrade").is_empty() {
+    let away = match &away[..] {
+        [] => String::new(),
+        away => format!(
+            ". Not upgraded, as their disks are not here: {} (a restart upgrades one that waits for them)",
+            list(away)
+        ),
+    };
+    if done.is_empty() && away.is_empty() && dead.is_empty() && runtime::of_others("upgrade").is_empty() {
         return Ok(writeln!(output(), "there is no VM on this host to upgrade")?);
     }
-    if done.is_empty() {
+    if done.is_empty() && away.is_empty() {
         bail!("no VM process runs here{dead}{}", runtime::elsewhere());
     }
-    Ok(writeln!(output(), "{} of {} upgraded: {}{dead}", done.len(), sockets.len(), list(&done))?)
+    Ok(writeln!(output(), "{} of {} upgraded: {}{away}{dead}", done.len(), sockets.len(), list(&done))?)
 }
 
 fn name_of(socket: &Path) -> String {
@@ -92,9 +111,9 @@ fn list(names: &[String]) -> String {
     if names.is_empty() { "none".into() } else { names.join(", ") }
 }
 
-/// Upgrades the VM process behind `socket`, and waits for its guests.
-fn upgrade(socket: &Path, program: Option<PathBuf>) -> Result<()> {
-    let before = guests(&runtime::ask(socket, Command::Status)?);
+/// Upgrades the VM process behind `socket`, and waits for the guests that it had `before`.
+fn upgrade(socket: &Path, before: &Status, program: Option<PathBuf>) -> Result<()> {
+    let before = guests(before);
     let former = Kept::read(&Kept::beside(socket));
     let mut status = runtime::ask(socket, Command::Upgrade { program }).map_err(not_dead)?;
     let (name, pid, version) = (&status.name, status.pid, &status.version);

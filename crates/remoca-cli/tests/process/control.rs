@@ -515,6 +515,7 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
         let check = run_command(&mut command(&["check", "--config", &empty]));
         expect_refusal(&check, FAILURE, &["these are configured: web9"]);
     }
+    let text_of = |name: &str| path(name).display().to_string();
     let mut programs: Vec<_> = ["web", "mail"]
         .into_iter()
         .map(|name| {
@@ -550,6 +551,21 @@ fn all_processes_at(remoca: &mut dyn FnMut() -> std::process::Command) {
     expect_refusal(&failed, FAILURE, &words);
     assert_eq!(["mail", "web"].map(|name| status(&control(name)).upgrades), [1, 1]);
     expect_refusal(&run_command(&mut command(&["upgrade", "--all", "web"])), USAGE, &["cannot be used with"]);
+    // One that waits for its disks is not upgraded, and stops nothing.
+    let key = path("key").display().to_string();
+    assert!(run_command(&mut command(&["migrate", "--new-key", &key])).status.success());
+    let (disk, incoming) =
+        (format!("image={},socket={}", text_of("web.image"), text_of("new")), format!("unix:{}", text_of("in")));
+    let arguments = ["disk", "--name", "new", "--disk", &disk, "--incoming", &incoming, "--incoming-key", &key];
+    let mut waiting = Program::start(&mut command(&arguments), &path("new.log"));
+    wait_until("the waiting process answers", || {
+        assert!(waiting.is_running(), "{}", waiting.log());
+        UnixStream::connect(control("new")).is_ok()
+    });
+    let said = text(&run_command(&mut command(&["upgrade", "--all"])));
+    let passed = "\n2 of 3 upgraded: mail, web. Not upgraded, as their disks are not here: new (a restart upgrades one that waits for them)\n";
+    assert!(said.ends_with(passed), "{said}");
+    waiting.terminate();
     programs[0].kill();
     let said = text(&run_command(&mut command(&["upgrade", "--all"])));
     assert!(said.ends_with("\n1 of 2 upgraded: mail. No process answers for web\n"), "{said}");

@@ -895,7 +895,11 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
     expect_refusal(&run(&["migrate", control, "--take-back"]), 1, &["the disks are here"]);
     machine.setup().named = false;
     let namesake = incoming(&machine, "namesake");
-    expect_refusal(&migrate(&address(&machine, "namesake")), 1, &["it refuses: it is the VM test, and here is "]);
+    expect_refusal(
+        &migrate(&address(&machine, "namesake")),
+        1,
+        &["it refuses: the source is the VM test, and the target is "],
+    );
     drop(namesake);
     let folder = machine.folder.path();
     let socket = |name: &str| folder.join(name).display().to_string();
@@ -912,7 +916,16 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
         assert!(other.is_running(), "{}", other.log());
         Path::new(&socket("x.ctl")).exists() && Path::new(&socket("in")).exists()
     });
-    expect_refusal(&migrate(&to), 1, &["it refuses: it has the disks disk0 (8M", "and here are disk0 (8K"]);
+    expect_refusal(
+        &migrate(&to),
+        1,
+        &["it refuses: the source has the disks disk0 (8M", "and the target has disk0 (8K"],
+    );
+    expect_refusal(
+        &run(&["upgrade", &control_there]),
+        1,
+        &["its disks are not here, and no guest is attached: restart it"],
+    );
     // Strangers connect to the same address.
     for garbage in
         [&[1, 2, 0, 0, 0, b'{', b'}'][..], &[5, 0xff, 0xff, 0xff, 0xff], &[4, 0, 0, 0, 0], b"GET / HTTP/1.0\r\n\r\n"]
@@ -925,7 +938,7 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
         let _ = stream.read_to_end(&mut rest);
     }
     wait_until("the next one is heard", || {
-        String::from_utf8_lossy(&migrate(&to).stderr).contains("it refuses: it has the disks")
+        String::from_utf8_lossy(&migrate(&to).stderr).contains("it refuses: the source has the disks")
     });
     assert!(other.is_running());
     let key = std::fs::read_to_string(key).unwrap();

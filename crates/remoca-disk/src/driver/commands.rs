@@ -29,7 +29,8 @@ impl Driver {
                 _ => None,
             };
             if let Some(program) = program {
-                self.upgrades.begin(program, Some(request), &self.vm, self.migration.is_alone());
+                let hindrance = self.migration.hinders_upgrade(&self.vm.guests);
+                self.upgrades.begin(program, Some(request), &self.vm, hindrance);
                 continue;
             }
             if let Command::Migrate { to, key } = &request.command {

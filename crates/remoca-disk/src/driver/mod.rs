@@ -268,7 +268,8 @@ impl Driver {
             self.vm.warmth.abandon();
             return Some(self.finish());
         }
-        let handover = self.upgrades.advance(&mut self.vm, self.operator.control(), self.migration.is_alone())?;
+        let hindrance = self.migration.hinders_upgrade(&self.vm.guests);
+        let handover = self.upgrades.advance(&mut self.vm, self.operator.control(), hindrance)?;
         Some(Ended::HandOver(Box::new(handover)))
     }
 
@@ -304,7 +305,7 @@ impl Driver {
 
     /// Handles an event of a descriptor.
     fn handle(&mut self, source: Source, writable: bool) {
-        let (is_idle, is_alone) = (self.migration.is_idle(), self.migration.is_alone());
+        let (is_idle, hindrance) = (self.migration.is_idle(), self.migration.hinders_upgrade(&self.vm.guests));
         let vm = &mut self.vm;
         match source {
             Source::Stop => self.begin_stop(),
@@ -322,9 +323,9 @@ impl Driver {
             Source::Nbd => vm.guests.attach_clients(vm.host.instant()),
             Source::Hangup => {
                 self.operator.take_hangup();
-                self.upgrades.begin(None, None, vm, is_alone);
+                self.upgrades.begin(None, None, vm, hindrance);
             }
-            Source::Upgrade => self.upgrades.hear_program(vm, self.operator.control(), is_alone),
+            Source::Upgrade => self.upgrades.hear_program(vm, self.operator.control(), hindrance),
             Source::Migration => self.migration.handle_events(vm),
             Source::Index => {
                 if vm.size.take_region(is_idle, &mut vm.engine, &vm.guests) {

@@ -308,12 +308,12 @@ impl Driver {
     }
 
     fn begin_upgrade(&mut self, program: &str) {
-        self.upgrades.begin(Some(program.into()), None, &self.vm, true);
+        self.upgrades.begin(Some(program.into()), None, &self.vm, None);
     }
 
     /// Goes on with an upgrade that cannot be done, or not yet. Returns whether it is still under way.
     fn is_draining_for_upgrade(&mut self) -> bool {
-        assert!(self.upgrades.advance(&mut self.vm, None, true).is_none());
+        assert!(self.upgrades.advance(&mut self.vm, None, None).is_none());
         self.is_draining()
     }
 

@@ -35,7 +35,6 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(1);
 const TRACE_TIME_MAX: Duration = Duration::from_millis(50);
 const OPENING: &str = "an image that a disk was to be added with is still being opened: is its file system or its server stuck? Try again \
                        when it answers";
-const MIGRATES: &str = "its disks are with another process, or one is connected to which they may go (`remoca status -v`): try again when that has ended";
 
 /// How this program was started, for another that takes its place.
 #[derive(Clone, Debug)]
@@ -98,18 +97,24 @@ impl Upgrades {
     }
 
     /// Starts an upgrade by asking `program`, or else the current file of this program, whether it can take over.
-    /// Refuses `client` if an upgrade is not possible now.
-    pub(super) fn begin(&mut self, program: Option<PathBuf>, client: Option<ControlRequest>, vm: &Vm, is_alone: bool) {
+    /// Refuses `client` if an upgrade is not possible now, such as for a `hindrance`.
+    pub(super) fn begin(
+        &mut self,
+        program: Option<PathBuf>,
+        client: Option<ControlRequest>,
+        vm: &Vm,
+        hindrance: Option<&str>,
+    ) {
         let program = program.unwrap_or_else(|| self.start.program.clone());
-        let asked = match &self.under_way {
-            Some(_) => Err(UPGRADE_UNDER_WAY.into()),
+        let asked = match (&self.under_way, hindrance) {
+            (Some(_), _) => Err(UPGRADE_UNDER_WAY.into()),
             // The next program would not know that it has to wait.
-            None if vm.guests.is_settling() => {
+            (None, _) if vm.guests.is_settling() => {
                 Err("an NBD server is being given time after a crash: try again in some seconds".into())
             }
-            None if !is_alone => Err(MIGRATES.into()),
-            None if Arc::strong_count(&self.start.openers) > 1 => Err(OPENING.into()),
-            None => self.ask_program(&program, vm),
+            (None, Some(hindrance)) => Err(hindrance.into()),
+            (None, None) if Arc::strong_count(&self.start.openers) > 1 => Err(OPENING.into()),
+            (None, None) => self.ask_program(&program, vm),
         };
         match asked {
             Ok(checking) => {
@@ -131,16 +136,16 @@ impl Upgrades {
     }
 
     /// Continues or refuses the upgrade, according to the answer of the new program if there is one.
-    pub(super) fn hear_program(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_alone: bool) {
+    pub(super) fn hear_program(&mut self, vm: &mut Vm, control: Option<&ControlServer>, hindrance: Option<&str>) {
         let Some(Upgrade { program, offers, stage: stage @ UpgradeStage::Asking { .. }, .. }) = &mut self.under_way
         else {
             return;
         };
         let UpgradeStage::Asking { checking, .. } = &*stage else { return };
-        match checking.verdict() {
-            None => {}
-            Some(Ok(_)) if !is_alone => self.refuse(MIGRATES, vm, control),
-            Some(Ok(Successor { version, offers: said })) => {
+        match (checking.verdict(), hindrance) {
+            (None, _) => {}
+            (Some(Ok(_)), Some(hindrance)) => self.refuse(hindrance, vm, control),
+            (Some(Ok(Successor { version, offers: said })), None) => {
                 *offers = said;
                 tracing::info!("{} (version {version}) takes over when nothing is in flight", program.display());
                 vm.host.unwatch(checking.wake_fd());
@@ -149,7 +154,7 @@ impl Upgrades {
                     control.close();
                 }
             }
-            Some(Err(error)) => self.refuse(&error, vm, control),
+            (Some(Err(error)), _) => self.refuse(&error, vm, control),
         }
     }
 
@@ -168,7 +173,12 @@ impl Upgrades {
 
     /// Advances the upgrade at the end of a turn. Returns the hand-over if nothing is in flight, and refuses the
     /// upgrade if that takes too long. Returns `None` otherwise.
-    pub(super) fn advance(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_alone: bool) -> Option<Handover> {
+    pub(super) fn advance(
+        &mut self,
+        vm: &mut Vm,
+        control: Option<&ControlServer>,
+        hindrance: Option<&str>,
+    ) -> Option<Handover> {
         if let Some(Upgrade { stage: UpgradeStage::Asking { since, .. }, program, .. }) = &self.under_way
             && vm.host.time_since(*since) >= ASK_TIME_MAX
         {
@@ -176,7 +186,7 @@ impl Upgrades {
             let error = format!("{} cannot be started, nor refused, within {seconds} seconds", program.display());
             self.refuse(&error, vm, control);
         }
-        self.begin_drain(vm, control, is_alone);
+        self.begin_drain(vm, control, hindrance);
         let Some(Upgrade { stage: UpgradeStage::Draining { since, pausing_since }, .. }) = &mut self.under_way else {
             return None;
         };
@@ -210,8 +220,8 @@ impl Upgrades {
     }
 
     /// Starts to drain when the only control client left is the one that waits for the upgrade, or when the others'
-    /// time is over. Refuses the upgrade if another process is concerned with the disks.
-    fn begin_drain(&mut self, vm: &mut Vm, control: Option<&ControlServer>, is_alone: bool) {
+    /// time is over. Refuses the upgrade if something hinders it by now.
+    fn begin_drain(&mut self, vm: &mut Vm, control: Option<&ControlServer>, hindrance: Option<&str>) {
         let Some(Upgrade { client, stage: stage @ UpgradeStage::Answering { .. }, .. }) = &mut self.under_way else {
             return;
         };
@@ -223,8 +233,8 @@ impl Upgrades {
         }
         *stage = UpgradeStage::Draining { since: now, pausing_since: None };
         vm.guests.admit_nbd_clients(false);
-        if !is_alone {
-            self.refuse(MIGRATES, vm, control);
+        if let Some(hindrance) = hindrance {
+            self.refuse(hindrance, vm, control);
         }
     }
 

@@ -18,7 +18,7 @@ use remoca_io::lock::ImageLock;
 use remoca_io::show::show_size;
 use remoca_io::sizes;
 use remoca_io::words::IndexMemory;
-use remoca_protocol::peer::{Offer, OfferedDisk, Server, StateHeader, VERSION};
+use remoca_protocol::peer::{Offer, OfferedDisk, Server, StateHeader};
 use remoca_store::{OpenError, OpenErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,12 +39,12 @@ impl Migration {
     pub(super) fn judge(&mut self, vm: &mut Vm, offer: &Offer) {
         let holds = self.ownership.holds();
         let verdict = match (offer.returns, holds) {
-            (false, true) => Err("this process has its disks already".into()),
-            (true, false) => {
-                Err("the disks are not here, they went on or this process was started again: if the VM runs nowhere \
-                                  else, say `remoca migrate NAME --take-back`"
-                    .into())
-            }
+            (false, true) => Err("the target has its disks already".into()),
+            (true, false) => Err(
+                "the target does not have the disks: they went on, or it was started again. If the VM runs nowhere \
+                     else, say `remoca migrate NAME --take-back`"
+                    .into(),
+            ),
             _ => self.own_offer(vm).and_then(|own| fits(offer, &own)),
         };
         let verdict = verdict.and_then(|order| {
@@ -402,14 +402,14 @@ fn order_of(
 /// If the disks, or anything else, are not those of this process.
 fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
     if offer.version != own.version {
-        return Err(format!("it hands over in version {}, this program takes {VERSION}: upgrade", offer.version));
+        return Err(other_version(offer, own.version));
     }
     let is_it =
         |disk: &OfferedDisk, here: &OfferedDisk| if offer.returns { is_alike(disk, here) } else { here == disk };
     let Some(order) = order_of(&offer.disks, &own.disks, is_it) else {
         let may_have_grown = |disk: &OfferedDisk, here: &OfferedDisk| is_alike(disk, here) && disk.bytes >= here.bytes;
         let cure = match order_of(&offer.disks, &own.disks, may_have_grown) {
-            Some(_) => ". If an image has grown since this process was started to wait, start this process again",
+            Some(_) => ". If an image has grown since the target was started to wait, start that again",
             None => "",
         };
         let show = |disks: &[OfferedDisk]| {
@@ -419,7 +419,11 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
             };
             disks.iter().take(8).map(show).collect::<Vec<_>>().join(", ")
         };
-        return Err(format!("it has the disks {}, and here are {}{cure}", show(&offer.disks), show(&own.disks)));
+        return Err(format!(
+            "the source has the disks {}, and the target has {}{cure}",
+            show(&offer.disks),
+            show(&own.disks)
+        ));
     };
     if offer.has_port != own.has_port {
         return Err("one of the two has an eviction port, the other has none".into());
@@ -432,15 +436,29 @@ fn fits(offer: &Offer, own: &Offer) -> Result<Vec<usize>, String> {
         );
     }
     if offer.name != own.name {
-        return Err(format!("it is the VM {}, and here is {}: start both with the same --name", offer.name, own.name));
+        return Err(format!(
+            "the source is the VM {}, and the target is {}: start both with the same --name",
+            offer.name, own.name
+        ));
     }
     Ok(order)
+}
+
+/// Returns which side of a hand-over is older than the other one, which takes `version`. Whoever reads it may look at either.
+fn other_version(offer: &Offer, version: u32) -> String {
+    let (there, cure) = match offer.returns {
+        true => ("the process that has the disks", ""),
+        false => ("the waiting process", ", which a restart does"),
+    };
+    let (older, cure) = if offer.version < version { ("the source", "") } else { (there, cure) };
+    format!("the source hands over in version {}, and {there} takes {version}: upgrade {older}{cure}", offer.version)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::driver::tests::{config, waiting};
+    use remoca_protocol::peer::VERSION;
     use rustix::event::{PollFd, PollFlags, poll};
 
     /// Its process had no memory servers.
@@ -499,6 +517,26 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_by_version_names_the_older_side_to_readers_of_both() {
+        let offer = |version, returns| Offer {
+            version,
+            name: "vm".into(),
+            disks: Vec::new(),
+            has_port: true,
+            lock_reaches: true,
+            words: 1,
+            returns,
+        };
+        let refused = |source, target, returns| fits(&offer(source, returns), &offer(target, false)).unwrap_err();
+        assert_eq!(
+            refused(4, 3, false),
+            "the source hands over in version 4, and the waiting process takes 3: upgrade the waiting process, which a restart does"
+        );
+        assert!(refused(3, 4, false).ends_with("the waiting process takes 4: upgrade the source"));
+        assert!(refused(4, 3, true).ends_with("upgrade the process that has the disks"));
+    }
+
+    #[test]
     fn disks_are_the_same_in_any_order() {
         let disk = |name: &str| OfferedDisk { name: name.into(), bytes: 1 << 30, read_only: false, sector: 512 };
         let offer = |names: &[&str]| Offer {
@@ -513,14 +551,14 @@ mod tests {
         assert_eq!(fits(&offer(&["c", "a", "b"]), &offer(&["a", "b", "c"])), Ok(vec![2, 0, 1]));
         for other in [&["a", "b"][..], &["a", "b", "d"], &["a", "b", "b"], &["a", "b", "c", "c"]] {
             assert!(
-                fits(&offer(other), &offer(&["a", "b", "c"])).unwrap_err().contains("it has the disks"),
+                fits(&offer(other), &offer(&["a", "b", "c"])).unwrap_err().contains("the source has the disks"),
                 "{other:?}"
             );
         }
         let mut grown = offer(&["b", "a"]);
         grown.disks[0].bytes = 2 << 30;
         let refused = fits(&grown, &offer(&["a", "b"])).unwrap_err();
-        assert!(refused.ends_with(", start this process again"), "{refused}");
+        assert!(refused.ends_with(", start that again"), "{refused}");
         assert!(!fits(&offer(&["a", "b"]), &grown).unwrap_err().contains("start"), "it has become smaller");
         assert!(!fits(&grown, &offer(&["a", "c"])).unwrap_err().contains("start"), "it is another disk");
         let back = Offer { returns: true, ..grown };

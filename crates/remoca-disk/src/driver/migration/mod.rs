@@ -34,6 +34,11 @@ use std::time::{Duration, Instant};
 /// Maximum number of the peer's frames that are handled in one turn.
 const HEARD_IN_A_TURN: usize = 16;
 
+/// Why a process whose disks are elsewhere, or may go there, is not upgraded.
+const MIGRATES: &str = "its disks are with another process, or one is connected to which they may go (`remoca status -v`): try again when that has ended";
+/// Why one is not upgraded that merely waits.
+const RESTART: &str = "its disks are not here, and no guest is attached: restart it, which disturbs nobody";
+
 /// The driver's state of migration.
 pub struct Migration {
     ownership: Ownership,
@@ -143,8 +148,17 @@ impl Migration {
     }
 
     /// Returns whether the disks are here, and no other process is connected that may get them.
-    pub(super) fn is_alone(&self) -> bool {
+    fn is_alone(&self) -> bool {
         self.connection.peer().is_none() && self.ownership.serves()
+    }
+
+    /// Returns why no other program can take over from this one now, or `None` if one can.
+    pub(super) fn hinders_upgrade(&self, guests: &Guests) -> Option<&'static str> {
+        if self.is_alone() {
+            return None;
+        }
+        let waits = self.connection.peer().is_none() && !guests.is_connected();
+        Some(if waits { RESTART } else { MIGRATES })
     }
 
     /// Returns the configuration of the engine.
