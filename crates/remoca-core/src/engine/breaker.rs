@@ -7,7 +7,8 @@
 //! - Open: reads go to the disk. Probes begin after a backoff that doubles with each one that the disk wins. The breaker
 //!   closes when the server wins [`WINS_MIN`] in a row, if the overrun budget or the latency of the last one permits it.
 //!
-//! Without hedging, latencies are not compared: the breaker opens only for a server that stays silent.
+//! Without hedging, latencies are not compared: the breaker opens only for a server that stays silent, and a probe goes to
+//! the disk only after the timeout, as every read does then.
 //!
 //! Decision 0022.
 

@@ -253,8 +253,8 @@ impl Race {
     }
 
     /// Makes a read that was just sent to the servers of `pools` a probe of [the slowest](Self::slowest). Returns whether
-    /// to send it to the disk as well. If the disk has too many abandoned reads, returns `false`, and the read waits for
-    /// the servers only.
+    /// to send it to the disk as well. Returns `false`, and the read waits for the servers only, if latencies are not
+    /// compared (a quicker disk would show nothing) or if the disk has too many abandoned reads.
     pub(super) fn begin_probe(
         &mut self,
         now: Nanos,
@@ -264,7 +264,7 @@ impl Race {
         pools: PoolSet,
         stats: &mut EngineStats,
     ) -> bool {
-        let asks_disk = !self.speculative(disk).is_abandoned_full();
+        let asks_disk = self.enabled && !self.speculative(disk).is_abandoned_full();
         let slowest = self.slowest(pools);
         let breaker = &mut self.rival(slowest).breaker;
         if asks_disk || breaker.is_open() {

@@ -625,6 +625,38 @@ fn without_hedging_a_quicker_disk_is_not_asked() {
     assert_eq!((it.stats().probes, it.stats().fetch_timeouts), (0, 0));
 }
 
+/// A server is silent for a second, and then as it was before. Its disk has always been quicker.
+#[test]
+fn without_hedging_a_server_that_was_silent_comes_back_though_the_disk_is_quicker() {
+    let (server_ns, disk_ns) = (2 * MS, 100 * US);
+    let mut it = Scenario::new(EngineConfig { hedge: false, ..config() }, 20, disk_ns);
+    it.hits(20, server_ns);
+    let end = it.now.plus_ns(1000 * MS);
+    let (mut owed, mut probes) = (Vec::new(), 0);
+    for name in 0.. {
+        if it.now >= end {
+            break;
+        }
+        let asks_server = !it.begin(name, DISK, RANGE).fetches(name).is_empty();
+        if asks_server {
+            assert!(!it.is_probe(name) && it.until_due() == 5 * MS, "the disk is spared");
+            it.asks_disk(name);
+            owed.push(name);
+            probes += u64::from(owed.len() > 16);
+        }
+        it.after(disk_ns).disk_answers(name);
+    }
+    it.breaker_is(BreakerState::Open);
+    assert!((1..10).contains(&probes) && probes == it.stats().probes, "they come more and more seldom: {probes}");
+    // The next one may be most of a second away.
+    it.after(1000 * MS);
+    for _ in 0..4 {
+        it.waiting(A).after(server_ns).server_answers(A);
+    }
+    it.breaker_is(BreakerState::Closed).hits(1000, server_ns);
+    assert_eq!(it.stats().breaker_openings, 1);
+}
+
 #[test]
 fn a_disk_that_hangs_takes_no_other_disk_from_a_read() {
     let mut it = Scenario::without_hedging(1);
@@ -632,11 +664,11 @@ fn a_disk_that_hangs_takes_no_other_disk_from_a_read() {
     // The first to be late is one of the disk that hangs.
     it.waiting(A).waiting_on(B, OTHER_DISK).until_due();
     it.asks_disk(B).disk_answers(B).nothing_is_due();
-    // Answers that come late open the breaker; a probe also goes to the disk.
+    // Answers that come late open the breaker; a probe is one more read that waits.
     for _ in 0..15 {
         it.waiting_on(B, OTHER_DISK).after(5 * MS).asks_disk(B).disk_answers(B);
     }
-    assert!(it.breaker_is(BreakerState::Open).after(20 * MS).begin(B, OTHER_DISK, RANGE).is_probe(B));
+    it.breaker_is(BreakerState::Open).after(20 * MS).waiting_on(B, OTHER_DISK).after(5 * MS).asks_disk(B);
 }
 
 #[test]
