@@ -233,7 +233,7 @@ mod tests {
                 read_from_disk: empty.clone(),
                 write: empty,
             },
-            hedging: HedgingStatus { late_after_us: 0., disk: None, server: None },
+            hedging: HedgingStatus { is_off: false, late_after_us: 0., disk: None, server: None },
             migration: None,
             memory: MemoryStatus {
                 index_bytes: 0,

@@ -78,6 +78,7 @@ fn status() -> Status {
         possible_bytes: Some(8192),
         answered_s_ago: Some(3),
         error: None,
+        lies: Some(2),
     };
     let normal = |p50_us| NormalLatency { p50_us, p99_us: 9.5 };
     Status {
@@ -113,7 +114,7 @@ fn status() -> Status {
         port: Some(port()),
         counters: [("hits".to_owned(), 3)].into(),
         latency: Latencies { read: latency(), read_from_cache: latency(), read_from_disk: latency(), write: latency() },
-        hedging: HedgingStatus { late_after_us: 100.0, disk: Some(normal(1.5)), server: None },
+        hedging: HedgingStatus { is_off: true, late_after_us: 100.0, disk: Some(normal(1.5)), server: None },
         memory: MemoryStatus {
             index_bytes: 1,
             buffer_bytes: 2,
@@ -134,7 +135,7 @@ fn a_status_is_this_line() {
         r#"{"name":"vm","pid":7,"version":"0.1.0","is_replaced":true,"upgrades":2,"uptime_s":1.5,"started":"warm","cold_reason":null,"#,
         r#""state_lost":"no room","notice":"a file is broken","#,
         r#""server":{"endpoint":"unix:/m","connected":true,"breaker":"closed","error":null},"#,
-        r#""servers":[{"endpoint":"unix:/m","is_local_tier":false,"in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null}],"#,
+        r#""servers":[{"endpoint":"unix:/m","is_local_tier":false,"in_use":true,"possible_bytes":8192,"answered_s_ago":3,"error":null,"lies":2}],"#,
         r#""pools":[{"server":"unix:/m","state":"connected","is_mapped":true,"is_local_tier":true,"generation":"00000000000000ff","granted_bytes":4096,"used_bytes":8192,"hits":5,"latency_us":1.5,"#,
         r#""pages_sent":3,"pages_requested":2,"pages_received":1,"pages_taken_back":4}],"#,
         r#""cache":{"enabled":true,"wanted_bytes":8192,"granted_bytes":4096,"granted_at_most_bytes":8192,"used_bytes":0,"local_wanted_bytes":12288,"local_granted_bytes":4096,"local_granted_at_most_bytes":12288,"local_server":"local:/l","admission":"reads","#,
@@ -147,7 +148,7 @@ fn a_status_is_this_line() {
         r#""agent":{"captured":1,"lost":2,"sampled_out":3,"written":4,"cookie":5,"memory_wait":6,"classes":7},"agent_heard_s_ago":2,"advice":64,"class_advice":128},"#,
         r#""counters":{"hits":3},"#,
         r#""latency":{"read":LATENCY,"read_from_cache":LATENCY,"read_from_disk":LATENCY,"write":LATENCY},"#,
-        r#""hedging":{"late_after_us":100.0,"disk":{"p50_us":1.5,"p99_us":9.5},"server":null},"#,
+        r#""hedging":{"is_off":true,"late_after_us":100.0,"disk":{"p50_us":1.5,"p99_us":9.5},"server":null},"#,
         r#""memory":{"index_bytes":1,"buffer_bytes":2,"known_blocks":3,"guest_bytes":4,"guest_bytes_indexed":5,"guest_resident_bytes":6},"#,
         r#""migration":{"has_disks":true,"incoming":null,"peer":null,"news":"n"},"trace_lost":6}"#,
     ];

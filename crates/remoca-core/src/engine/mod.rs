@@ -193,6 +193,8 @@ pub struct DiskEngine<M> {
     agent_classes: u32,
     actions: VecDeque<Action>,
     stats: EngineStats,
+    /// Number of lies of each server that has told any.
+    lies: Vec<(ServerNumber, u64)>,
 }
 
 /// Maker of indexes for one engine. It can be used on any thread, because making an index touches all of its memory.
@@ -296,6 +298,7 @@ impl<M: Words> DiskEngine<M> {
             policy: Policy::new(),
             actions: VecDeque::new(),
             stats: EngineStats::default(),
+            lies: Vec::new(),
         };
         engine.follow_change();
         engine

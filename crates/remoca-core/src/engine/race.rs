@@ -54,6 +54,8 @@ pub(super) struct Race {
 /// State of hedging for one pool, for the status.
 #[derive(Clone, Copy, Debug)]
 pub struct HedgingStatus {
+    /// Whether late reads are hedged, and servers judged by their latency.
+    pub enabled: bool,
     pub breaker: BreakerState,
     /// Latency of disk reads; `None` while there are too few samples.
     pub disk: Option<Latency>,
@@ -125,6 +127,7 @@ impl Race {
 
     pub(super) fn status(&self, pool: PoolIndex) -> HedgingStatus {
         HedgingStatus {
+            enabled: self.enabled,
             breaker: self.known(pool).map_or(BreakerState::Closed, |rival| rival.breaker.state()),
             disk: self.latencies.disk(),
             server: self.server_latency(pool),

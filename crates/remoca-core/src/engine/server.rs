@@ -107,6 +107,7 @@ impl<M: Words> DiskEngine<M> {
     ) -> PageOutcome {
         let Some(fetch) = self.pools.end_fetch(now, server, fetch, by_server, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
+            self.note_lie(server);
             return PageOutcome::Unexpected;
         };
         if by_server {
@@ -123,7 +124,12 @@ impl<M: Words> DiskEngine<M> {
         if self.rules.hold(Rule::FetchCheck) && content != fetch.content {
             // Zeroes are a page that was not there when it was demoted: the memory of its pool was taken back.
             let is_missing = content == self.prints.zero();
-            *(if is_missing { &mut self.stats.fetch_missing } else { &mut self.stats.fetch_wrong }) += 1;
+            if is_missing {
+                self.stats.fetch_missing += 1;
+            } else {
+                self.stats.fetch_wrong += 1;
+                self.note_lie(server);
+            }
             self.give_up_fetch(now, &fetch);
             return PageOutcome::Wrong;
         }
@@ -161,10 +167,22 @@ impl<M: Words> DiskEngine<M> {
     pub fn handle_missing(&mut self, now: Nanos, server: ServerNumber, fetch: FetchId) {
         let Some(fetch) = self.pools.end_fetch(now, server, fetch, true, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
-            return;
+            return self.note_lie(server);
         };
         self.stats.fetch_missing += 1;
         self.give_up_fetch(now, &fetch);
+    }
+
+    fn note_lie(&mut self, server: ServerNumber) {
+        match self.lies.iter_mut().find(|(liar, _)| *liar == server) {
+            Some((_, count)) => *count += 1,
+            None => self.lies.push((server, 1)),
+        }
+    }
+
+    /// Returns how many pages and replies of `server` were not what it was asked for, in all its sessions.
+    pub fn lies_of(&self, server: ServerNumber) -> u64 {
+        self.lies.iter().find(|(liar, _)| *liar == server).map_or(0, |(_, count)| *count)
     }
 
     fn give_up_fetch(&mut self, now: Nanos, fetch: &Fetch) {

@@ -13,7 +13,6 @@ use remoca_protocol::control::{
 };
 use remoca_store::StoreHealth;
 use std::os::unix::ffi::OsStrExt;
-use std::time::Instant;
 
 /// Returns the status of the process. Flushes the trace first, so that the number of lost records is current.
 pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Status {
@@ -36,7 +35,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
         state_lost: vm.warmth.loss().map(Into::into),
         notice: vm.notice.clone(),
         server: vm.servers.link().and_then(|link| Some(server_status(link, link.current()?, engine.hedging.breaker))),
-        servers: vm.servers.link().map(|link| known_servers(link, vm.host.instant())).unwrap_or_default(),
+        servers: vm.servers.link().map(|link| known_servers(vm, link)).unwrap_or_default(),
         pools: vm.servers.link().map(|link| pools(link, &engine)).unwrap_or_default(),
         cache: cache_status(&engine, &stats, vm.servers.local_server().map(|server| server.to_string())),
         disks: vm.guests.disks().iter().enumerate().map(|(at, disk)| disk_status(vm, at, disk)).collect(),
@@ -114,7 +113,8 @@ fn server_status(link: &ServerLink, server: &KnownServer, breaker: BreakerState)
     }
 }
 
-fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
+fn known_servers(vm: &Vm, link: &ServerLink) -> Vec<KnownServerStatus> {
+    let now = vm.host.instant();
     let status = |server: &KnownServer| KnownServerStatus {
         endpoint: server.endpoint.to_string(),
         is_local_tier: link.is_local(server),
@@ -122,6 +122,7 @@ fn known_servers(link: &ServerLink, now: Instant) -> Vec<KnownServerStatus> {
         possible_bytes: server.answered.map(|(_, pages)| u64::from(pages.0) * PAGE_SIZE_U64),
         answered_s_ago: server.answered.map(|(at, _)| now.saturating_duration_since(at).as_secs()),
         error: server.error(),
+        lies: Some(vm.engine.lies_of(server.number)),
     };
     link.servers().iter().map(status).collect()
 }
@@ -184,6 +185,7 @@ fn cache_status(engine: &EngineStatus, stats: &EngineStats, local_server: Option
 fn hedging_status(hedging: &remoca_core::engine::HedgingStatus) -> HedgingStatus {
     let normal = |latency: Latency| NormalLatency { p50_us: micros(latency.p50_ns), p99_us: micros(latency.p99_ns) };
     HedgingStatus {
+        is_off: !hedging.enabled,
         late_after_us: micros(hedging.late_after_ns),
         disk: hedging.disk.map(normal),
         server: hedging.server.map(normal),

@@ -106,6 +106,9 @@ pub struct KnownServerStatus {
     pub answered_s_ago: Option<u64>,
     /// Reason why the last attempt to use the server failed.
     pub error: Option<String>,
+    /// Pages and replies of the server that were not what it was asked for. Older processes do not tell it.
+    #[serde(default)]
+    pub lies: Option<u64>,
 }
 
 /// Status of one pool of the cache. Its counters are those since its session began.
@@ -293,6 +296,9 @@ pub struct LatencySummary {
 /// them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct HedgingStatus {
+    /// Whether hedging is off: only a server that stays silent is left alone.
+    #[serde(default)]
+    pub is_off: bool,
     /// Time without an answer from the server after which the disk is also asked.
     pub late_after_us: f64,
     /// `None` while there are too few reads.

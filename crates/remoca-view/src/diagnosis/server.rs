@@ -17,17 +17,23 @@ pub const MORE_CLIENTS: &str = "Start `remoca serve` there with a larger --max-c
 
 pub fn lies(vm: &Vm, shown: &Shown) -> Option<Found> {
     let (count, period) = (vm.lately.wrong_pages, vm.lately.period());
+    if count == 0 {
+        return None;
+    }
     let (pages, were) = (count_of(count, "page"), if count == 1 { "was" } else { "were" });
-    let server = shown.status.server.as_ref();
-    let endpoints = in_use(shown, |_| true)
-        .unwrap_or_else(|| server.map_or("memory server".into(), |server| server.endpoint.clone()));
-    let found =
-        format!("it lies: {pages} {were} not what this VM had sent there ({period}). The guest got none of them");
+    let what = format!("{pages} {were} not what this VM had sent there ({period}). The guest got none of them");
+    let servers = &shown.status.servers;
+    // Older processes do not tell which one it was.
+    let may_lie = |server: &KnownServerStatus| server.lies.map_or(server.in_use, |lies| lies > 0);
+    let Some(endpoints) = named(servers.iter().filter(|server| may_lie(server))) else {
+        let found = format!("one that is no longer in the list lied: {what}");
+        return Some(Found::warning("server", found, "Test the memory of its host before you name it again"));
+    };
     let advice = format!(
         "Bad memory, or another program at that address? Take it out: `remoca set {} --server` with the others. Test its memory",
         shown.status.name
     );
-    (count > 0).then(|| Found::warning(format!("server {endpoints}"), found, advice).of_server(&endpoints))
+    Some(Found::warning(format!("server {endpoints}"), format!("it lies: {what}"), advice).of_server(&endpoints))
 }
 
 pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
@@ -39,7 +45,9 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
     let is_late = late >= ENOUGH && late > vm.lately.hits / 10;
     // One that is left alone although its pages were far quicker than the disk: it stopped.
     let disk = shown.status.hedging.disk.as_ref();
-    let has_stopped = is_left_alone && now.zip(disk).is_some_and(|(server, disk)| server.p50_us * 2. <= disk.p50_us);
+    let was_quicker = || now.zip(disk).is_some_and(|(server, disk)| server.p50_us * 2. <= disk.p50_us);
+    // Without hedging there is no other reason.
+    let has_stopped = is_left_alone && (shown.status.hedging.is_off || was_quicker());
     let is_fast = now.is_some_and(|now| now.p50_us <= FAST_US) && late <= vm.lately.hits / 10 && !has_stopped;
     if !(is_left_alone || is_late) || is_fast {
         return None;
@@ -53,7 +61,7 @@ pub fn slow(vm: &Vm, shown: &Shown) -> Option<Found> {
     };
     let what_now = if is_left_alone { "the disk answers all reads" } else { "the disk answers what is late" };
     let found = format!("slow: {time}; {} came late {}; {what_now}", count_of(late, "read"), vm.lately.period());
-    let endpoints = in_use(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
+    let endpoints = with_pages(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
     let advice = format!(
         "Look at the load of that host and at the network to it (`remoca check {}` measures the way). Name another server meanwhile",
         shown.status.name
@@ -70,7 +78,8 @@ pub fn is_no_faster(vm: &Vm, shown: &Shown) -> Option<Found> {
     let found = format!("no faster than the disk ({}), which answers all reads", disk.unwrap_or("not measured".into()));
     let advice =
         format!("There is little to gain here: `remoca set {} --off` gives the memory back", shown.status.name);
-    Some(Found::warning(format!("server {}", server.endpoint), found, advice))
+    let endpoints = with_pages(shown, is_remote).unwrap_or_else(|| server.endpoint.clone());
+    Some(Found::warning(format!("server {endpoints}"), found, advice))
 }
 
 /// Names a VM without a memory server. One whose disks are elsewhere has left its servers, and finds them again with the disks.
@@ -218,8 +227,8 @@ pub fn lost_pages(vm: &Vm, shown: &Shown) -> Option<Found> {
     let (missing, hits) = (vm.lately.missing_pages, vm.lately.hits);
     let found = format!("it did not have {missing} pages that this VM had sent there {}", vm.lately.period());
     let advice = "Was it restarted, or its pool taken back? If not, it loses memory: see its log";
-    (missing >= ENOUGH && missing > hits / 100)
-        .then(|| Found::warning(format!("server {}", server.endpoint), found, advice))
+    let endpoints = with_pages(shown, |_| true).unwrap_or_else(|| server.endpoint.clone());
+    (missing >= ENOUGH && missing > hits / 100).then(|| Found::warning(format!("server {endpoints}"), found, advice))
 }
 
 /// Returns the server that the VM is connected to, if its cache is on.
@@ -234,7 +243,20 @@ fn is_remote(server: &KnownServerStatus) -> bool {
 
 /// Returns the addresses of those servers that have a pool, or `None` if none of them has.
 fn in_use(shown: &Shown, is_one: fn(&KnownServerStatus) -> bool) -> Option<String> {
-    let servers = shown.status.servers.iter().filter(|server| server.in_use && is_one(server));
+    named(shown.status.servers.iter().filter(|server| server.in_use && is_one(server)))
+}
+
+/// Returns the addresses of those servers that have a pool of some size, or `None` if none of them has.
+fn with_pages(shown: &Shown, is_one: fn(&KnownServerStatus) -> bool) -> Option<String> {
+    let Status { servers, pools, .. } = &shown.status;
+    let has_pages = |server: &&KnownServerStatus| {
+        is_one(server) && pools.iter().any(|pool| pool.server == server.endpoint && pool.granted_bytes > 0)
+    };
+    named(servers.iter().filter(has_pages))
+}
+
+/// Returns the addresses of the servers as one of which it is not known which, or `None` if there are none.
+fn named<'a>(servers: impl Iterator<Item = &'a KnownServerStatus>) -> Option<String> {
     let all: Vec<_> = servers.map(|server| server.endpoint.as_str()).collect();
     (!all.is_empty()).then(|| all.join(" or "))
 }

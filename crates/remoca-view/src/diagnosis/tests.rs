@@ -284,6 +284,46 @@ fn commands_in_advice_work_as_they_stand() {
     });
 }
 
+/// Who took a liar out of the list has no other server to take out.
+#[test]
+fn the_server_that_lied_is_named_and_no_other() {
+    let of = |lies: [u64; 2]| {
+        let problems = problems(|status| {
+            set(status, "fetch_wrong", 4);
+            status.servers.iter_mut().zip(lies).for_each(|(server, lies)| server.lies = Some(lies));
+        });
+        assert_eq!(problems.len(), 1, "{problems:#?}");
+        problems[0].to_string()
+    };
+    let second = of([0, 4]);
+    assert!(second.contains("server tcp:donor2:7070: it lies: 4 pages") && !second.contains("donor1"), "{second}");
+    let gone = of([0, 0]);
+    assert!(gone.contains("server: one that is no longer in the list lied: 4 pages"), "{gone}");
+    assert!(!gone.contains("donor") && !gone.contains("--server"), "{gone}");
+}
+
+/// A server that granted nothing is asked for no page.
+#[test]
+fn a_server_with_a_pool_of_no_size_is_not_said_to_be_no_faster() {
+    expect_first("fast-disk", &["server tcp:donor2:7070: no faster"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
+        status.latency.read_from_disk.p50_us = 90.0;
+        status.pools[0].granted_bytes = 0;
+    });
+}
+
+/// Without hedging a server is left alone only if it is silent, however fast the disk is.
+#[test]
+fn the_cache_is_not_said_to_gain_little_where_it_is_wanted_to_spare_the_disk() {
+    expect_first("slow-server", &["its answers do not come in time"], |status| {
+        status.server.as_mut().expect("a server").breaker = "open".into();
+        status.hedging.is_off = true;
+        status.hedging.disk = Some(NormalLatency { p50_us: 90.0, p99_us: 200.0 });
+        status.latency.read_from_disk.p50_us = 90.0;
+    });
+}
+
 /// Nothing asks a server whose VM does not read, so nobody knows whether it is still slow.
 #[test]
 fn a_server_that_was_slow_before_its_vm_became_idle_is_not_named() {

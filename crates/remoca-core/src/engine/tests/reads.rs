@@ -78,6 +78,8 @@ fn a_wrong_page_is_a_miss_for_the_whole_request() {
     assert_eq!(bench.disk_done(0, Ok(()), &[page(1), page(2)].concat()), [complete(0)]);
     let stats = bench.engine.stats();
     assert_eq!((stats.fetch_wrong, stats.hit_blocks), (1, 0), "a block is counted once, by what answered it");
+    bench.disconnect();
+    assert_eq!([SERVER, ServerNumber(1)].map(|server| bench.engine.lies_of(server)), [1, 0]);
     assert_eq!(stats.missed_blocks + stats.covered_blocks, stats.read_blocks);
 }
 
@@ -102,7 +104,7 @@ fn replies_that_nobody_asked_for_do_nothing() {
     assert_eq!(bench.page_comes(fetch, 1), deliver(0, 0));
     assert_eq!(bench.page_comes(fetch, 1), PageOutcome::Unexpected);
     assert_eq!(bench.actions(), [complete(0)]);
-    assert_eq!(bench.engine.stats().fetch_unexpected, 3);
+    assert_eq!((bench.engine.stats().fetch_unexpected, bench.engine.lies_of(SERVER)), (3, 3));
 }
 
 #[test]
