@@ -283,7 +283,9 @@ fn of_server(server: &Asked, asked: &[Asked], running: Option<&Status>) -> Findi
             let mut pools = running.iter().flat_map(|status| &status.pools);
             let is_full = diagnosis::has_too_many_clients(error);
             let meanwhile = match pools.find(|pool| pool.server == name) {
-                Some(pool) if pool.state == "away" => "Its pool is in use meanwhile, but cannot grow".to_owned(),
+                Some(pool) if pool.is_mapped || pool.state == "away" => {
+                    "Its pool is in use meanwhile, but cannot grow".to_owned()
+                }
                 // This question was one client more.
                 Some(pool) if is_full => {
                     let found = format!("has a pool of {} for it; {TOO_MANY_CLIENTS}", show_size(pool.granted_bytes));
@@ -330,6 +332,20 @@ mod tests {
         assert!(full.len() == 2 && full[0].starts_with("it lies: 12 pages") && full[1] == "1G free", "{full:?}");
         let well = shown(Finding::ok(&*what, "8G free"));
         assert!(well.len() == 3 && well[1].starts_with("full: "), "{well:?}");
+    }
+
+    /// It can be silent for long before its pool is given up or called away, and its pages are read without it.
+    #[test]
+    fn a_mapped_pool_is_in_use_while_its_server_hangs() {
+        let mut status = full_status(1, 100);
+        let hangs = |status: &Status| {
+            let endpoint = status.pools[0].server.parse().unwrap();
+            let asked = Asked { endpoint, wanted: 1, is_local: false, answer: Err("no answer".into()) };
+            of_server(&asked, &[], Some(status)).to_string()
+        };
+        assert!(hangs(&status).contains("Reads go to the disk"), "{}", hangs(&status));
+        status.pools[0].is_mapped = true;
+        assert!(hangs(&status).contains("Its pool is in use meanwhile"), "{}", hangs(&status));
     }
 
     /// As the screens judge them, which call no server of a cache full that has its size.
