@@ -50,6 +50,10 @@ pub enum StartError {
     Clients { clients: usize, most: usize },
     #[error("--listen {address} is given twice")]
     ListenTwice { address: ListenAddress },
+    #[error("--listen {address}: --listen {earlier} has that address already; leave one of them out")]
+    ListenOverlap { address: ListenAddress, earlier: ListenAddress },
+    #[error("--control {} is also an address to listen on; choose another path", path.display())]
+    ControlIsAddress { path: PathBuf },
     #[error("cannot find out what host `{host}` is")]
     Resolve { host: String, source: io::Error },
     #[error("cannot listen on {address}")]
@@ -88,6 +92,8 @@ impl StartError {
             | Self::Threads { .. }
             | Self::Clients { .. }
             | Self::ListenTwice { .. }
+            | Self::ListenOverlap { .. }
+            | Self::ControlIsAddress { .. }
             | Self::PathTooLong { .. }
             | Self::NoFolder { .. }
             | Self::NotASocket { .. } => true,

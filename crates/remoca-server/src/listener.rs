@@ -36,21 +36,35 @@ pub(crate) enum Listener {
 }
 
 impl BoundListener {
-    pub(crate) fn bind(address: &ListenAddress) -> Result<Self, StartError> {
+    /// Binds an address, one of those in `listen`.
+    pub(crate) fn bind(address: &ListenAddress, listen: &[ListenAddress]) -> Result<Self, StartError> {
         match address {
-            ListenAddress::Tcp { host, port } => {
-                bind_tcp(host, *port, address, std::net::TcpListener::bind).map(BoundListener::Tcp)
+            ListenAddress::Tcp { .. } => {
+                let (socket, _) = bind_tcp(address, listen)?;
+                rustix::net::listen(&socket, BACKLOG)
+                    .map_err(|errno| tcp_error(address, errno.into()))
+                    .map(|()| BoundListener::Tcp(socket.into()))
             }
             ListenAddress::Unix(path) => bind_unix(path, SOCKET_MODE),
         }
     }
 
-    /// Finds out whether an address can be had, and gives it back. Listens at no moment, so no client connects.
-    pub(crate) fn try_out(address: &ListenAddress) -> Result<(), StartError> {
-        match address {
-            ListenAddress::Tcp { host, port } => bind_tcp(host, *port, address, take_port).map(drop),
-            ListenAddress::Unix(path) => take_path(path, SOCKET_MODE).map(drop),
+    /// Finds out whether the addresses can be had together, and gives them back. Listens at no moment, so no client connects.
+    pub(crate) fn try_out(listen: &[ListenAddress]) -> Result<(), StartError> {
+        let mut taken: Vec<(SocketAddr, &ListenAddress)> = Vec::new();
+        for address in listen {
+            if let ListenAddress::Unix(path) = address {
+                take_path(path, SOCKET_MODE)?;
+                continue;
+            }
+            // Sockets that do not listen may share a port, so the system does not say that two are one.
+            let (_socket, at) = bind_tcp(address, listen)?;
+            if let Some((_, earlier)) = taken.iter().find(|(earlier, _)| is_same(*earlier, at)) {
+                return Err(StartError::ListenOverlap { address: address.clone(), earlier: (*earlier).clone() });
+            }
+            taken.push((at, address));
         }
+        Ok(())
     }
 
     /// Binds a Unix socket to which only this user, and root, may connect.
@@ -119,34 +133,58 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds the first address of `host` that can be had.
-fn bind_tcp<T>(
-    host: &str,
-    port: u16,
-    address: &ListenAddress,
-    bind: impl Fn(SocketAddr) -> io::Result<T>,
-) -> Result<T, StartError> {
-    let resolve_error = |source| StartError::Resolve { host: host.to_owned(), source };
-    let candidates = (host, port).to_socket_addrs().map_err(resolve_error)?;
+/// Returns whether one of two listed addresses keeps the server from listening at the other. `[::]` takes none of IPv4
+/// ([`shares_port`]).
+fn is_same(one: SocketAddr, other: SocketAddr) -> bool {
+    let is_any = one.ip().is_unspecified() || other.ip().is_unspecified();
+    one.port() != 0
+        && one.port() == other.port()
+        && one.is_ipv6() == other.is_ipv6()
+        && (is_any || one.ip() == other.ip())
+}
+
+/// Returns whether several addresses with this port are listed. Then `[::]` leaves those of IPv4 to the others.
+fn shares_port(listen: &[ListenAddress], port: u16) -> bool {
+    let has_port = |address: &&ListenAddress| matches!(address, ListenAddress::Tcp { port: its, .. } if *its == port);
+    port != 0 && listen.iter().filter(has_port).count() > 1
+}
+
+/// Binds a socket to the first address of a host that can be had, and does not listen. Returns it with what it was bound to.
+fn bind_tcp(address: &ListenAddress, listen: &[ListenAddress]) -> Result<(OwnedFd, SocketAddr), StartError> {
+    let ListenAddress::Tcp { host, port } = address else {
+        return Err(tcp_error(address, ErrorKind::Unsupported.into()));
+    };
+    let (port, is_only_ipv6) = (*port, shares_port(listen, *port));
+    let resolve_error = |source| StartError::Resolve { host: host.clone(), source };
+    let candidates = (host.as_str(), port).to_socket_addrs().map_err(resolve_error)?;
     let mut last = resolve_error(ErrorKind::NotFound.into());
     for candidate in candidates {
-        let address = address.clone();
-        last = match bind(candidate) {
-            Ok(bound) => return Ok(bound),
-            Err(error) if error.kind() == ErrorKind::AddrInUse => StartError::PortTaken { address },
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => StartError::NotOurAddress { address },
-            Err(source) => StartError::Listen { address, source },
+        last = match take_port(candidate, is_only_ipv6) {
+            Ok(socket) => return Ok((socket, candidate)),
+            Err(error) => tcp_error(address, error),
         };
     }
     Err(last)
 }
 
+fn tcp_error(address: &ListenAddress, source: io::Error) -> StartError {
+    let address = address.clone();
+    match source.kind() {
+        ErrorKind::AddrInUse => StartError::PortTaken { address },
+        ErrorKind::AddrNotAvailable => StartError::NotOurAddress { address },
+        _ => StartError::Listen { address, source },
+    }
+}
+
 /// Makes a socket that has a port and does not listen.
-fn take_port(address: SocketAddr) -> io::Result<OwnedFd> {
+fn take_port(address: SocketAddr, is_only_ipv6: bool) -> io::Result<OwnedFd> {
     let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
     let socket = rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // As the standard library does for one that listens: former connections that are about to end have no part in it.
     rustix::net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    if address.is_ipv6() && is_only_ipv6 {
+        rustix::net::sockopt::set_ipv6_v6only(&socket, true)?;
+    }
     rustix::net::bind(&socket, &address)?;
     Ok(socket)
 }

@@ -82,18 +82,21 @@ impl Server {
         progress: &mut dyn FnMut(u64),
     ) -> Result<Self, StartError> {
         let quota = check(&config)?;
-        try_addresses(&config)?;
+        // Before memory is locked, which takes long. They are bound afterwards: until then clients are refused, and do not wait.
+        let control_address = config.control.clone().map(ListenAddress::Unix);
+        BoundListener::try_out(&config.listen)?;
+        BoundListener::try_out(control_address.as_slice())?;
         let mut server_id = ServerId([0; 16]);
         fill_random(&mut server_id.0).map_err(StartError::Random)?;
         host::raise_descriptor_limit();
         let keeper = Keeper::new(store);
         let helpers = Arc::new(Helpers::new());
         let (arena, left) = adopt::arena_and_pools(&config, quota, &keeper, &helpers, progress)?;
-        let listeners = config.listen.iter().map(BoundListener::bind).collect::<Result<Vec<_>, _>>()?;
+        let bind = |address| BoundListener::bind(address, &config.listen);
+        let listeners = config.listen.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
         let addresses =
             listeners.iter().map(BoundListener::address).collect::<io::Result<Vec<_>>>().map_err(StartError::Thread)?;
-        let control_address = config.control.clone().map(ListenAddress::Unix);
-        let control = control_address.as_ref().map(BoundListener::bind).transpose()?;
+        let control = control_address.as_ref().map(bind).transpose()?;
         let commands = config.control.as_deref().and_then(bind_commands);
 
         let clients = Arc::new(Semaphore::new(config.limits.sessions));
@@ -173,6 +176,10 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
             return Err(StartError::ListenTwice { address: address.clone() });
         }
     }
+    if let Some(path) = config.control.clone().filter(|path| config.listen.contains(&ListenAddress::Unix(path.clone())))
+    {
+        return Err(StartError::ControlIsAddress { path });
+    }
     if !(1..=THREADS_MAX).contains(&config.threads) {
         return Err(StartError::Threads { threads: config.threads, most: THREADS_MAX });
     }
@@ -192,13 +199,6 @@ fn check(config: &Config) -> Result<PageCount, StartError> {
     }
     // The arena refuses memory of more pages than a `u32` can count.
     Ok(PageCount(u32::try_from(quota_bytes / PAGE_SIZE_U64).unwrap_or(u32::MAX)))
-}
-
-/// Finds out whether the addresses can be had, before memory is locked, which takes long. They are bound afterwards: until then clients are
-/// refused, and do not wait.
-fn try_addresses(config: &Config) -> Result<(), StartError> {
-    let control = config.control.clone().map(ListenAddress::Unix);
-    config.listen.iter().chain(&control).try_for_each(BoundListener::try_out)
 }
 
 fn event_loop() -> Result<Runtime, StartError> {

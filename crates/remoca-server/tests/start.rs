@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 use std::io::Read;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -42,6 +42,49 @@ fn sizes_that_make_no_sense() {
     expect_words(&with(|config| config.quota_bytes = Some(1 << 30)), &["--quota 1 GiB", "--memory 8 MiB"]);
     expect_words(&with(|config| config.threads = 0), &["--threads 0"]);
     expect_words(&with(|config| config.listen.clear()), &["--listen"]);
+}
+
+/// Returns a port that is free for both kinds of addresses.
+fn free_port() -> u16 {
+    TcpListener::bind("[::]:0").expect("a port").local_addr().expect("it has one").port()
+}
+
+#[test]
+fn all_addresses_of_both_kinds_can_be_listed() {
+    let port = free_port();
+    let tcp = |host: &str| ListenAddress::Tcp { host: host.into(), port };
+    for hosts in [["0.0.0.0", "::"], ["::", "127.0.0.1"]] {
+        let listen = hosts.map(tcp).to_vec();
+        let server = Server::start(Config { listen: listen.clone(), ..config() }).expect("each has its own");
+        assert_eq!(server.local_addresses(), listen);
+        for host in ["127.0.0.1", "::1"] {
+            TcpStream::connect((host, port)).expect("it listens");
+        }
+    }
+    // Alone, `[::]` has those of IPv4 as well.
+    let _server = Server::start(Config { listen: vec![tcp("::")], ..config() }).expect("the port is free");
+    TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+}
+
+#[test]
+fn addresses_that_are_one_are_not_said_to_be_another_programs() {
+    let port = free_port();
+    let tcp = |host: &str| ListenAddress::Tcp { host: host.into(), port };
+    for (hosts, word) in [
+        (
+            ["0.0.0.0", "127.0.0.1"],
+            format!("tcp:127.0.0.1:{port}: --listen tcp:0.0.0.0:{port} has that address already"),
+        ),
+        (["::1", "::"], format!("--listen tcp:[::1]:{port} has")),
+        (["127.0.0.1", "127.0.0.1"], "is given twice".into()),
+    ] {
+        let error = Server::start(Config { listen: hosts.map(tcp).to_vec(), ..config() }).expect_err("they are one");
+        assert!(error.is_lasting() && error.to_string().contains(&word), "{error}");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("s");
+    let error = Server::check(&Config { control: Some(path.clone()), ..on_unix(&path) }).expect_err("they are one");
+    assert!(error.is_lasting() && error.to_string().contains("--control"), "{error}");
 }
 
 #[test]
