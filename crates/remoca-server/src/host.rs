@@ -7,6 +7,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::config::Limits;
+
+/// Maximum number of descriptors for one client: those of a mapped pool.
+const DESCRIPTORS_OF_CLIENT: usize = 4;
+/// Descriptors of the server itself: sockets, event loops, memory.
+const OWN_DESCRIPTORS: usize = 64;
+
 /// Returns the number of bytes that new programs could use without swapping (`MemAvailable`), or `None` if it is
 /// unknown.
 pub(crate) fn available_bytes() -> Option<u64> {
@@ -62,11 +69,26 @@ pub(crate) fn raised_lock_limit() -> Option<u64> {
     }
 }
 
-/// Raises the soft limit on descriptors to the hard one: a mapped pool has four.
-pub(crate) fn raise_descriptor_limit() {
+/// Raises the soft limit on descriptors to the hard one. Warns if that is too small for all clients: those beyond it would get no
+/// answer.
+pub(crate) fn raise_descriptor_limit(limits: &Limits) {
     let limit = getrlimit(Resource::Nofile);
-    // Without it some clients more are refused.
-    let _raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let is_raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).is_ok();
+    let possible = if is_raised { limit.maximum } else { limit.current };
+    if let Some(warning) = too_few_descriptors(possible, limits) {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Returns what to tell the operator of a limit on descriptors that is too small for all clients. Returns `None` if it is not.
+fn too_few_descriptors(possible: Option<u64>, limits: &Limits) -> Option<String> {
+    let needed = (limits.sessions * DESCRIPTORS_OF_CLIENT + limits.handshakes + OWN_DESCRIPTORS) as u64;
+    let possible = possible.filter(|possible| *possible < needed)?;
+    Some(format!(
+        "this process may have {possible} open files, and {} clients (--max-clients) can need {needed}: some may get no answer. \
+         Raise the limit (LimitNOFILE= in a systemd unit, `ulimit -Hn` in a shell), or choose a smaller --max-clients",
+        limits.sessions
+    ))
 }
 
 #[cfg(test)]
@@ -78,6 +100,14 @@ mod tests {
         assert!(available_bytes().expect("Linux has MemAvailable") > 1 << 20);
         assert!(meminfo_kib("MemTotal:") >= meminfo_kib("MemAvailable:"));
         assert_eq!(meminfo_kib("NoSuchLine:"), None);
+    }
+
+    #[test]
+    fn a_limit_on_open_files_that_is_too_small_is_told_of() {
+        let limits = Limits { sessions: 10, handshakes: 16, ..Limits::default() };
+        let told = |possible| too_few_descriptors(possible, &limits);
+        assert!(told(Some(119)).is_some_and(|text| text.contains("may have 119 open files, and 10 clients")));
+        assert_eq!((told(Some(120)), told(None)), (None, None));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl Server {
         BoundListener::try_out(control_address.as_slice())?;
         let mut server_id = ServerId([0; 16]);
         fill_random(&mut server_id.0).map_err(StartError::Random)?;
-        host::raise_descriptor_limit();
+        host::raise_descriptor_limit(&config.limits);
         let keeper = Keeper::new(store);
         let helpers = Arc::new(Helpers::new());
         let (arena, left) = adopt::arena_and_pools(&config, quota, &keeper, &helpers, progress)?;
