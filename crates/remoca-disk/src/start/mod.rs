@@ -32,7 +32,7 @@ use crate::trace::TraceWriter;
 use anyhow::{Context, Result, bail};
 use exports::Exports;
 use inherited::Inherited;
-use open::{PassedSocket, await_end_of_predecessor, is_in_use, open_disks, open_port};
+use open::{PassedSocket, is_in_use, open_disks, open_port};
 use options::is_nbd_uri;
 use remoca_core::engine::{DiskEngine, EngineConfig, disk_numbers, layout};
 use remoca_core::units::{PAGE_SIZE_U64, POOLS_MAX, PageCount};
@@ -180,7 +180,6 @@ fn parts(
     check_options(options)?;
     if inherited.is_none() {
         check_state(options)?;
-        await_end_of_predecessor(options);
     }
     let sizes_as_said = checked_cache(options).map_err(anyhow::Error::msg)?;
     let mut found = whereabouts(options, inherited.is_some())?;

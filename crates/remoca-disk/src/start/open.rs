@@ -42,6 +42,9 @@ pub fn open_disks(
     mut inherited: Option<&mut Inherited>,
     kept: &mut KeptConnections,
 ) -> Result<Vec<Disk>> {
+    if inherited.is_none() {
+        await_end_of_predecessor(options);
+    }
     let mut passed = passed.map(PassedSocket::source).transpose()?;
     let mut disks = Vec::new();
     let predecessor_died = inherited.is_none() && predecessor_died(options);
@@ -103,7 +106,7 @@ pub(super) fn predecessor_died(options: &Options) -> bool {
 }
 
 /// Waits until nobody listens at the sockets of this VM, for a limited time: its previous process may have been killed a moment ago.
-pub(super) fn await_end_of_predecessor(options: &Options) {
+fn await_end_of_predecessor(options: &Options) {
     let give_up_at = Instant::now() + ENDING_TIME_MAX;
     for socket in guests_sockets(options).chain([&*options.control]) {
         while has_listener(socket) && Instant::now() < give_up_at {
