@@ -157,8 +157,8 @@ pub fn no_answer(socket: &Path, error: io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::InvalidData {
         let shown = socket.display();
         return anyhow::Error::new(error).context(format!(
-            "the answer of the VM process at {shown} makes no sense. Is it of another version? `remoca upgrade {shown}` changes that \
-             under the running guest"
+            "the answer of the VM process at {shown} makes no sense. Is it of another version? Ask with the program of that version, or \
+             restart it"
         ));
     }
     explain_unreachable(socket, error, "no VM process answers", "is `remoca disk` running with this name?")

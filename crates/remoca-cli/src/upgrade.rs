@@ -24,9 +24,8 @@ pub const PORT: &str = "the port";
 ///
 /// First the new program is asked whether it can take over; if it cannot, nothing changes. SIGHUP does the same with the
 /// program at the path from which the process was started. The command fails if a guest was attached before and is not
-/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest. A VM that is moving,
-/// so that its disks are not here, is left out;
-/// without any VM there is nothing to do, which is no failure.
+/// attached afterwards. With --all, one VM after the other is upgraded, and the first failure stops the rest. A process whose disks
+/// are elsewhere is left out; without any VM there is nothing to do, which is no failure.
 #[derive(Args, Debug)]
 pub struct UpgradeArgs {
     /// Name of the VM process, or the path of its control socket

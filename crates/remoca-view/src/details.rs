@@ -395,10 +395,7 @@ mod tests {
         let below = text_of(&status, "");
         assert!(below.contains("a flush failed (EIO)") && below.contains("`remoca set vm --clear-failed-flush a`"));
         assert!(below.contains("the guest has 4K") && below.contains("(--guest-memory-max)"), "{below}");
-        status.cache.enabled = false;
-        assert!(!text_of(&status, "").contains("the guest has"), "the index does not follow it");
         assert!(text_of(&status, "trace").starts_with("3 records lost"));
-        status.cache.enabled = true;
         // A process that waits for the disks gets their index with them.
         status.migration = Some(MigrationStatus { has_disks: false, incoming: None, peer: None, news: None });
         assert!(!text_of(&status, "").contains("--guest-memory-max"));

@@ -44,9 +44,9 @@ pub struct Figures {
     pub saved_s: Option<f64>,
     /// Pages that the guest evicted, as its agent reported or as frames of its memory showed.
     pub evicted: u64,
-    /// Those of which it is known whether the disk holds them: none while the cache is off.
+    /// Those of which it is not known whether the disk holds them, because the cache was off.
     #[serde(default)]
-    pub judged: u64,
+    pub unjudged: u64,
     /// Evicted pages that the disk is known to hold.
     pub known: u64,
     /// Address of the memory server that has the pool, the local tier, and the number of pools that drain.
@@ -98,7 +98,8 @@ impl Figures {
         // Frames of zeroes were never used, so they do not count as evictions.
         let frames = count("frames_looked_at").saturating_sub(count("frames_zero"));
         let evicted = count("evictions_reported").saturating_add(frames);
-        let judged = if status.cache.enabled { evicted } else { 0 };
+        let unjudged = count("evictions_unjudged");
+        let unmatched = count("evictions_unmatched").saturating_add(count("frames_unmatched"));
         let taken = |summary: fn(&Status) -> &LatencySummary| Taken::since(summary(status), earlier.map(summary));
         let hits = taken(|status| &status.latency.read_from_cache);
         let granted = status.cache.granted_bytes.saturating_add(status.cache.local_granted_bytes);
@@ -123,8 +124,8 @@ impl Figures {
             disk_reads: taken(|status| &status.latency.read_from_disk),
             saved_s: disk_us(status, earlier.is_some()).map(|us| hits.saved_s(us)),
             evicted,
-            judged,
-            known: judged.saturating_sub(count("evictions_unmatched")).saturating_sub(count("frames_unmatched")),
+            unjudged,
+            known: evicted.saturating_sub(unjudged).saturating_sub(unmatched),
             pool_at: pool_at(status),
             failed_flushes: failed.map(|disk| disk.name.clone()).collect(),
         }
@@ -175,7 +176,7 @@ impl Figures {
             total.disk_reads = total.disk_reads.and(vm.disk_reads);
             total.saved_s = sum(total.saved_s, vm.saved_s, |one, other| one + other);
             total.evicted = total.evicted.saturating_add(vm.evicted);
-            total.judged = total.judged.saturating_add(vm.judged);
+            total.unjudged = total.unjudged.saturating_add(vm.unjudged);
             total.known = total.known.saturating_add(vm.known);
         }
         Some(total)
@@ -202,7 +203,7 @@ impl Figures {
             disk_reads: taken(self.disk_reads),
             saved_s: self.saved_s.filter(|_| factor > 0.0).map(|saved_s| saved_s * factor),
             evicted: times(self.evicted),
-            judged: times(self.judged),
+            unjudged: times(self.unjudged),
             known: times(self.known),
             ..self.clone()
         }
@@ -213,9 +214,9 @@ impl Figures {
         ratio(self.hit_blocks, self.read_blocks)
     }
 
-    /// Returns the share of the evicted pages that the disk is known to hold, or `None` without evictions, and while the cache is off.
+    /// Returns the share of the evicted pages that the disk is known to hold, or `None` if there were none. Those while the cache was off do not count.
     pub fn known_ratio(&self) -> Option<f64> {
-        ratio(self.known, self.judged)
+        ratio(self.known, self.evicted.saturating_sub(self.unjudged))
     }
 
     /// Returns `count` for each second of the period.
@@ -380,15 +381,14 @@ mod tests {
     }
 
     #[test]
-    fn while_the_cache_is_off_no_page_is_known() {
-        let counters = json!({"evictions_reported": 10, "evictions_unmatched": 4});
-        let on = status(counters, [0, 0], [0, 0]);
-        let mut off = on.clone();
-        off.cache.enabled = false;
-        let [on, off] = [on, off].map(|status| Figures::of(&status, None));
+    fn pages_that_are_evicted_while_the_cache_is_off_are_neither_known_nor_unknown() {
+        let off = json!({"evictions_reported": 10, "evictions_unjudged": 10});
+        let again = json!({"evictions_reported": 30, "evictions_unmatched": 4, "evictions_unjudged": 20});
+        let [off, again] = [off, again].map(|counters| Figures::of(&status(counters, [0, 0], [0, 0]), None));
         assert_eq!((off.evicted, off.known, off.known_ratio()), (10, 0, None));
-        let total = Figures::total(&[on, off]).unwrap();
-        assert_eq!((total.evicted, total.known_ratio()), (20, Some(0.6)));
+        assert_eq!((again.known, again.known_ratio()), (6, Some(0.6)));
+        let total = Figures::total(&[off, again]).unwrap();
+        assert_eq!((total.evicted, total.known_ratio()), (40, Some(0.6)));
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub struct Lately {
     pub disconnections: u64,
     /// Times that another program was seen to write to an image.
     pub foreign_writes: u64,
+    /// Evicted pages, without those while the cache was off.
     pub evicted: u64,
     /// Evicted pages that the disk is not known to hold.
     pub unknown_pages: u64,
@@ -63,7 +64,7 @@ impl Lately {
             hits: status.latency.read_from_cache.count,
             disconnections: count("disconnections"),
             foreign_writes: count("foreign_writes"),
-            evicted: count("evictions_reported"),
+            evicted: count("evictions_reported").saturating_sub(count("evictions_unjudged")),
             unknown_pages: count("evictions_unmatched"),
             reads: count("reads"),
             disk_reads: status.latency.read_from_disk.count,

@@ -137,8 +137,8 @@ pub const METRICS: [Metric; 38] = [
     count("evicted_pages_total", "Pages that the guest evicted.", |_, shown| number(shown.figures.evicted)),
     count(
         "known_pages_total",
-        "Evicted pages that the disk is known to hold; absent while the cache is off.",
-        |_, shown| shown.status.cache.enabled.then_some(shown.figures.known).and_then(number),
+        "Evicted pages that the disk is known to hold; none of them was evicted while the cache was off.",
+        |_, shown| number(shown.figures.known),
     ),
     count("disk_errors_total", "Requests that the disk failed.", |_, shown| counted(shown, "disk_errors")),
     count("wrong_pages_total", "Pages from a memory server that were not the requested ones.", |_, shown| {

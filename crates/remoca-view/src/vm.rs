@@ -36,7 +36,7 @@ pub type Heard = Result<HostReport, String>;
 
 /// Why a process does not answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", tag = "kind", content = "text", from = "Said")]
+#[serde(into = "Said", from = "Said")]
 pub enum Silence {
     /// Nobody listens at its socket.
     Gone(String),
@@ -52,16 +52,19 @@ pub enum Silence {
     Unasked(String),
 }
 
-/// A [`Silence`] as a snapshot has it. One of a later version may be of a kind that this one does not know.
-#[derive(Deserialize)]
+/// A [`Silence`] as a snapshot has it. Former versions know three kinds and read no other, so those that came later are failures that say
+/// `why`. This one reads what it does not know as a failure.
+#[derive(Serialize, Deserialize)]
 struct Said {
     kind: String,
     text: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    why: Option<String>,
 }
 
 impl From<Said> for Silence {
-    fn from(Said { kind, text }: Said) -> Self {
-        match &*kind {
+    fn from(Said { kind, text, why }: Said) -> Self {
+        match why.as_deref().unwrap_or(&kind) {
             "gone" => Self::Gone(text),
             "hangs" => Self::Hangs(text),
             "denied" => Self::Denied(text),
@@ -69,6 +72,20 @@ impl From<Said> for Silence {
             "unasked" => Self::Unasked(text),
             _ => Self::Failed(text),
         }
+    }
+}
+
+impl From<Silence> for Said {
+    fn from(silence: Silence) -> Self {
+        let (kind, why) = match silence {
+            Silence::Gone(_) => ("gone", None),
+            Silence::Hangs(_) => ("hangs", None),
+            Silence::Failed(_) => ("failed", None),
+            Silence::Denied(_) => ("failed", Some("denied")),
+            Silence::Busy(_) => ("failed", Some("busy")),
+            Silence::Unasked(_) => ("failed", Some("unasked")),
+        };
+        Self { kind: kind.into(), text: silence.text().into(), why: why.map(Into::into) }
     }
 }
 
@@ -133,7 +150,11 @@ mod tests {
         let kinds: [Kind; 6] =
             [Silence::Gone, Silence::Hangs, Silence::Denied, Silence::Busy, Silence::Failed, Silence::Unasked];
         for silence in kinds.map(|kind| kind("why".into())) {
-            assert_eq!(read(&serde_json::to_string(&silence).unwrap()), silence);
+            let written = serde_json::to_string(&silence).unwrap();
+            assert_eq!(read(&written), silence);
+            let is_known =
+                ["gone", "hangs", "failed"].iter().any(|kind| written.contains(&format!("\"kind\":\"{kind}\"")));
+            assert!(is_known, "a former version reads no other kind: {written}");
         }
         assert_eq!(read(r#"{"kind":"asleep","text":"why"}"#), Silence::Failed("why".into()));
     }

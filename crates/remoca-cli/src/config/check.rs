@@ -41,7 +41,7 @@ pub fn run(names: &[String], folder: &Path) -> Result<()> {
     let begun = disks.iter().filter(is_looked_at).map(|disk| (disk, begin(disk))).collect();
     for (disk, found) in look::end(begun) {
         if let Some(Ok(Some(name))) = found {
-            let (place, image) = (&disk.place, &disk.options.image);
+            let (place, image) = (&disk.place, text::one_line(&disk.options.image, usize::MAX));
             writeln!(out, "{place}: note: {image} looks like a {name} image, and its guest sees these very bytes")?;
         }
     }

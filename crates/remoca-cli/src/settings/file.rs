@@ -3,6 +3,7 @@
 use super::fields::{self, FIELDS};
 use super::schema::{self, Schema};
 use remoca_disk::start::DiskOptions;
+use remoca_protocol::shown::clean;
 use remoca_view::text;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -56,7 +57,7 @@ pub struct Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.text)
+        f.write_str(&clean(&format!("{}: {}", self.place, self.text)))
     }
 }
 

@@ -79,7 +79,7 @@ const SAVED: &str = "time that reads were shorter by: reads without the disk x (
 const EVICTED: &str = "pages that the guest evicted, as far as its agent sent them: while the cache has them or would keep none, \
                        it sends a sample (-v says so)";
 const KNOWN: &str = "share of the evicted pages that the disk is known to hold; low with dm-crypt or a compressed file system \
-                     in the guest, and the agent then almost stops; - while the cache is off: nothing is known then";
+                     in the guest, and the agent then almost stops; pages that are evicted while the cache is off do not count";
 
 const POOL_AT: &str = "memory server that has the pages, whether there is a local tier, and how many pools are drained; -v shows all of them";
 
@@ -210,7 +210,6 @@ mod tests {
             hits: Taken { count: 10, sum_ns: 804_000 },
             saved_s: Some(-12.3),
             evicted: 10,
-            judged: 10,
             known: 10,
             pool_at: Some("tcp:h:1".into()),
             failed_flushes: vec!["a".into()],

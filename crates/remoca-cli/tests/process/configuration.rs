@@ -356,6 +356,10 @@ fn files_with_which_no_process_could_start_stop_nothing_that_ran_before() {
 #[test]
 fn a_terminal_obeys_no_name_of_a_file() {
     let scene = Scene::new();
+    for name in ["one", "two"] {
+        let disk = "version = 1\n[[disk]]\nimage = \"/i\\u001b[2J\"\nsocket = \"/s\\u001b[2J\"\n";
+        std::fs::write(scene.path(&format!("vms/{name}.toml")), disk).unwrap();
+    }
     std::fs::write(scene.path("vms/a\u{1b}[2J\nb.toml"), "version = 1\n").unwrap();
     let control = scene.text("c\u{1b}[2J.ctl");
     for arguments in [&["config", "check"][..], &["check"], &["status", &control], &["top", "--once", &control]] {

@@ -924,7 +924,7 @@ fn what_does_not_fit_is_refused_before_the_hypervisor_migrates() {
     expect_refusal(
         &run(&["upgrade", &control_there]),
         1,
-        &["its disks are not here, and no guest is attached: restart it"],
+        &["its disks are not here, and no guest is attached: restart it if its VM is still to come"],
     );
     // Strangers connect to the same address.
     for garbage in

@@ -181,7 +181,10 @@ fn several_upgrades_under_load() {
     assert!(machine.status().is_replaced);
     let found = run(&["check", machine.control().to_str().unwrap()]);
     let found = String::from_utf8_lossy(&found.stdout).into_owned();
-    assert!(found.contains("process: runs a program that has been replaced since it was started"), "{found}");
+    assert!(
+        found.contains("process: runs a program whose file has been replaced or removed since it was started"),
+        "{found}"
+    );
     expect_upgrade(&mut machine, None);
     assert!(!machine.status().is_replaced);
     let exe = std::fs::read_link(format!("/proc/{}/exe", machine.program.pid())).unwrap();

@@ -115,6 +115,7 @@ impl<M: Words> DiskEngine<M> {
     fn judge(&mut self, content: Fingerprint) -> Evicted {
         self.last_evicted = None;
         if !self.pools.is_enabled() {
+            self.stats.evictions_unjudged += 1;
             self.note_ghost_eviction(content);
             return Evicted::Dropped;
         }

@@ -107,7 +107,9 @@ impl<M: Words> DiskEngine<M> {
     ) -> PageOutcome {
         let Some(fetch) = self.pools.end_fetch(now, server, fetch, by_server, &mut self.index) else {
             self.stats.fetch_unexpected += 1;
-            self.note_lie(server);
+            if by_server {
+                self.note_lie(server);
+            }
             return PageOutcome::Unexpected;
         };
         if by_server {
@@ -128,7 +130,9 @@ impl<M: Words> DiskEngine<M> {
                 self.stats.fetch_missing += 1;
             } else {
                 self.stats.fetch_wrong += 1;
-                self.note_lie(server);
+                if by_server {
+                    self.note_lie(server);
+                }
             }
             self.give_up_fetch(now, &fetch);
             return PageOutcome::Wrong;

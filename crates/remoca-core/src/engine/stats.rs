@@ -65,6 +65,8 @@ counters! {
     evictions_dropped,
     /// Evicted pages that were not sent, because the insertion policy kept the older ones (a loop or a scan).
     evictions_passed_over,
+    /// Those of the dropped ones of which nobody looked up whether the disk holds them, because the cache was off.
+    evictions_unjudged,
     /// Pages that fell out of the local tier unread and went to a memory server.
     demotions,
     /// Frames of guest memory examined before a read overwrote them; the next six counters add up to it.
@@ -95,7 +97,7 @@ counters! {
     hedges_won,
     /// Reads sent to the disk because the wait for the server reached the timeout.
     fetch_timeouts,
-    /// Reads sent to server and disk at the same time, to compare the two.
+    /// Reads that try a server: sent to it and to the disk at the same time, to compare the two; with --no-hedge to the server first.
     probes,
     /// Times that the breaker opened.
     breaker_openings,

@@ -43,7 +43,7 @@ pub fn open_disks(
     kept: &mut KeptConnections,
 ) -> Result<Vec<Disk>> {
     if inherited.is_none() {
-        await_end_of_predecessor(options);
+        await_end_of_predecessor(options, ENDING_TIME_MAX);
     }
     let mut passed = passed.map(PassedSocket::source).transpose()?;
     let mut disks = Vec::new();
@@ -105,9 +105,9 @@ pub(super) fn predecessor_died(options: &Options) -> bool {
     guests_sockets(options).chain(control).any(is_socket)
 }
 
-/// Waits until nobody listens at the sockets of this VM, for a limited time: its previous process may have been killed a moment ago.
-fn await_end_of_predecessor(options: &Options) {
-    let give_up_at = Instant::now() + ENDING_TIME_MAX;
+/// Waits until nobody listens at the Unix sockets of this VM, for `patience` at most: its previous process may have been killed a moment ago.
+fn await_end_of_predecessor(options: &Options, patience: Duration) {
+    let give_up_at = Instant::now() + patience;
     for socket in guests_sockets(options).chain([&*options.control]) {
         while has_listener(socket) && Instant::now() < give_up_at {
             std::thread::sleep(LOOK_AGAIN_AFTER);
@@ -501,7 +501,8 @@ mod tests {
         let dying = UnixListener::bind(&control).unwrap();
         // It ends once somebody has looked.
         let end = std::thread::spawn(move || drop(dying.accept().unwrap()));
-        await_end_of_predecessor(&Options { control: control.clone(), ..options(&[], 0) });
+        let options = Options { control: control.clone(), ..options(&[], 0) };
+        await_end_of_predecessor(&options, Duration::from_secs(600));
         assert!(!has_listener(&control));
         end.join().unwrap();
     }

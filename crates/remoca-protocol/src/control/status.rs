@@ -60,11 +60,10 @@ impl Status {
         self.migration.as_ref().is_none_or(|migration| migration.has_disks)
     }
 
-    /// Returns whether the guest has more memory than the index is made for. Without the disks there is no index of them, and while the cache
-    /// is off it does not follow the guest.
+    /// Returns whether the guest has more memory than the index is made for, or the curve without a cache. Without the disks there is no index of them.
     #[must_use]
     pub fn exceeds_index(&self) -> bool {
-        self.has_disks() && self.cache.enabled && self.memory.guest_bytes > self.memory.guest_bytes_indexed
+        self.has_disks() && self.memory.guest_bytes > self.memory.guest_bytes_indexed
     }
 }
 
@@ -322,7 +321,7 @@ pub struct MemoryStatus {
     /// Guest memory, as far as the hypervisor shares it.
     #[serde(default)]
     pub guest_bytes: u64,
-    /// Guest memory for which the index has room in addition to the cache.
+    /// Guest memory for which the index has room in addition to the cache; without a cache, of which the curve knows.
     #[serde(default)]
     pub guest_bytes_indexed: u64,
     /// Memory of the host that the guest's memory takes now; `None` if the hypervisor shares none, or the host cannot tell.

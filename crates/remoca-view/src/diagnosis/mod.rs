@@ -215,7 +215,9 @@ fn silent(vm: &Vm, silence: &Silence) -> (&'static str, Found) {
         ),
         Silence::Failed(text) => not_asked(
             text,
-            format!("Is it of another version? `remoca upgrade {name}` changes that under the running guest"),
+            format!(
+                "If it is of another version, ask with the program of that version, or `systemctl restart remoca-disk@{name}`"
+            ),
         ),
         Silence::Unasked(text) => not_asked(
             text,
@@ -239,10 +241,14 @@ pub fn process(status: &Status) -> Finding {
                 format!("runs as {}, version {own}, started {}", status.pid, status.started),
             );
         }
-        true => "runs a program that has been replaced since it was started".into(),
+        true => "runs a program whose file has been replaced or removed since it was started".into(),
         false => format!("runs version {}, and {own} is installed", status.version),
     };
-    Finding::warning("process", found, format!("`remoca upgrade {name}` changes that under the running guest"))
+    let advice = match status.has_disks() {
+        true => format!("`remoca upgrade {name}` changes that under the running guest"),
+        false => "Its disks are elsewhere, so it cannot be upgraded. One that waits for them may be restarted".into(),
+    };
+    Finding::warning("process", found, advice)
 }
 
 fn configuration(status: &Status) -> Option<Found> {

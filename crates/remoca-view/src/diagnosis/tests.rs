@@ -198,7 +198,7 @@ fn each_fault_is_named_first() {
     expect_first("old-version", &["runs version 0.0.1", "remoca upgrade web001"], |status| {
         status.version = "0.0.1".into()
     });
-    expect_first("old-version", &["has been replaced since", "remoca upgrade web001"], |status| {
+    expect_first("old-version", &["has been replaced or removed since", "remoca upgrade web001"], |status| {
         status.is_replaced = true
     });
     expect_first("configuration", &["a mistake"], |status| status.notice = Some("a mistake".into()));
@@ -206,11 +206,6 @@ fn each_fault_is_named_first() {
         status.state_lost = Some("no room".into());
     });
     expect_first("guest-too-large", &["guest-memory-max"], |status| status.memory.guest_bytes = 64 << 30);
-    let cache_off = problems(|status| {
-        status.cache.enabled = false;
-        status.memory.guest_bytes = 64 << 30;
-    });
-    assert_eq!(cache_off, []);
 }
 
 /// The second of two that are dead is as dead as the first.
@@ -424,7 +419,7 @@ fn what_to_do_about_a_process_that_was_not_asked_is_what_helps() {
     let kinds: [(Kind, &str); 4] = [
         (Silence::Denied, "Run this as root"),
         (Silence::Busy, "Try again. If that does not help, which programs keep connections to /s/a.ctl open?"),
-        (Silence::Failed, "`remoca upgrade a`"),
+        (Silence::Failed, "`systemctl restart remoca-disk@a`"),
         (Silence::Unasked, "`ulimit -n`"),
     ];
     for (kind, words) in kinds {

@@ -36,8 +36,9 @@ const HEARD_IN_A_TURN: usize = 16;
 
 /// Why a process whose disks are elsewhere, or may go there, is not upgraded.
 const MIGRATES: &str = "its disks are with another process, or one is connected to which they may go (`remoca status -v`): try again when that has ended";
-/// Why one is not upgraded that merely waits.
-const RESTART: &str = "its disks are not here, and no guest is attached: restart it, which disturbs nobody";
+/// Why one is not upgraded whose disks are elsewhere while nobody is connected.
+const WITHOUT_DISKS: &str = "its disks are not here, and no guest is attached: restart it if its VM is still to come; if that has moved away, end it \
+                             (`systemctl disable --now`)";
 
 /// The driver's state of migration.
 pub struct Migration {
@@ -157,8 +158,8 @@ impl Migration {
         if self.is_alone() {
             return None;
         }
-        let waits = self.connection.peer().is_none() && !guests.is_connected();
-        Some(if waits { RESTART } else { MIGRATES })
+        let has_neither = self.connection.peer().is_none() && !guests.is_connected();
+        Some(if has_neither { WITHOUT_DISKS } else { MIGRATES })
     }
 
     /// Returns the configuration of the engine.
