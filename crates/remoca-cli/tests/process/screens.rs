@@ -441,8 +441,9 @@ fn a_process_that_says_absurd_numbers_does_not_end_who_shows_them() {
     ] {
         let output = run_command(command(REMOCA).args(arguments));
         let is_check = arguments[0] == "check";
-        assert_eq!(output.status.code(), Some(i32::from(is_check)), "{arguments:?}: {output:?}");
-        assert!(is_check || String::from_utf8_lossy(&output.stdout).contains("one"), "{arguments:?}: {output:?}");
+        // The checks of one VM also look at this host.
+        assert!(output.status.success() || is_check && output.status.code() == Some(1), "{arguments:?}: {output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("one"), "{arguments:?}: {output:?}");
     }
 }
 

@@ -299,7 +299,7 @@ fn a_link_that_breaks_is_made_again_and_the_disks_come_back_over_it_warm() {
     wait_for_disks(&other);
     other.program.kill();
     let again = incoming(&machine, "b");
-    wait_until("it is asked", || news(&machine.status()).contains("the disks are not here"));
+    wait_until("it is asked", || news(&machine.status()).contains("the target does not have the disks"));
     machine.start_queues();
     assert!(!has_disks(&machine.status()) && !has_disks(&again.status()));
     // The target was told just before it died that it has them.
