@@ -2,6 +2,7 @@
 //! of this host.
 
 use crate::socket::{SocketPath, SocketSource};
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use std::fmt;
 use std::io;
@@ -174,7 +175,9 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
     for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
         sockopt::set_socket_timeout(&socket, direction, Some(timeout))?;
     }
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let address = SocketAddrUnix::new(path)?;
+    // With a time limit, any signal ends the wait for a place in the queue.
+    retry_on_intr(|| connect(&socket, &address))?;
     Ok(socket)
 }
 
