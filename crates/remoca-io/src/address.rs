@@ -204,7 +204,9 @@ fn notice_death(stream: &TcpStream) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::signal::{SigHandler, Signal, signal};
     use std::os::fd::AsFd;
+    use std::os::unix::thread::JoinHandleExt;
 
     #[test]
     fn a_full_queue_of_a_unix_socket_is_not_waited_for_without_limit() {
@@ -217,6 +219,35 @@ mod tests {
         let tries: Vec<_> = (0..3).map(|_| endpoint.connect(Duration::from_millis(50))).collect();
         assert!(tries[0].is_ok());
         assert_eq!(tries[2].as_ref().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+
+    extern "C" fn ignore(_: libc::c_int) {}
+
+    #[test]
+    fn a_signal_does_not_end_the_wait_for_a_place_in_a_full_queue() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let endpoint = Endpoint::Unix(path);
+        let _first = endpoint.connect(Duration::from_secs(600)).unwrap();
+        // SAFETY: the handler does nothing.
+        unsafe { signal(Signal::SIGUSR2, SigHandler::Handler(ignore)) }.unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+            endpoint.connect(Duration::from_secs(600))
+        });
+        let state = Path::new("/proc").join(told.recv().unwrap()).join("status");
+        while !std::fs::read_to_string(&state).unwrap().contains("State:\tS") {
+            std::thread::yield_now();
+        }
+        // SAFETY: the thread has not been joined.
+        unsafe { libc::pthread_kill(waiting.as_pthread_t(), libc::SIGUSR2) };
+        let listener = UnixListener::from(socket);
+        let _accepted = [listener.accept().unwrap(), listener.accept().unwrap()];
+        waiting.join().unwrap().unwrap();
     }
 
     #[test]

@@ -214,7 +214,8 @@ impl Figures {
         ratio(self.hit_blocks, self.read_blocks)
     }
 
-    /// Returns the share of the evicted pages that the disk is known to hold, or `None` if there were none. Those while the cache was off do not count.
+    /// Returns the share of the evicted pages that the disk is known to hold, or `None` if there were none. Pages that were evicted while
+    /// the cache was off do not count.
     pub fn known_ratio(&self) -> Option<f64> {
         ratio(self.known, self.evicted.saturating_sub(self.unjudged))
     }

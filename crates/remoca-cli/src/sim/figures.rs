@@ -198,8 +198,8 @@ impl Report {
         let is_sampled = self.outcome.curve.iter().any(|point| point.standard_error > 0.0);
         let sees_all_reads = self.bytes.guest == 0 && !self.outcome.uses_evictions;
         (is_sampled && sees_all_reads).then(|| {
-            "Without guest memory or evictions, few blocks may have most of the reads. The curve from a sample may be off by 7 points \
-             then, which its standard error does not say (--curve exact)."
+            "Without guest memory or evictions, few blocks may have most of the reads. The curve from a sample may be off by several \
+             points then, which its standard error does not say (--curve exact)."
                 .into()
         })
     }

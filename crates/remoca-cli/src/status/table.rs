@@ -71,7 +71,8 @@ const USED: &str = "memory that holds pages; that of a server that is away count
                     be more than CACHE";
 const AGENT: &str = "whether the agent in the guest reports (every ten seconds); 5m: silent for so long; no: not heard since the \
                      guest attached; -: the VM has no eviction port";
-const SERVER: &str = "`left alone`: the memory server is slower than the disk, which answers all reads";
+const SERVER: &str =
+    "`left alone`: the memory server is slower than the disk, which answers all reads; with --no-hedge: it is silent";
 const HITS: &str = "share of the blocks read that needed no disk: cached pages, and blocks known to be zero; reads of parts of blocks \
                     do not count";
 const SAVED: &str = "time that reads were shorter by: reads without the disk x (usual time of the disk - their time); negative: \

@@ -9,6 +9,7 @@ use remoca_disk::state::Header;
 use remoca_frontend::testing::Command;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
@@ -82,6 +83,23 @@ fn a_killed_process_is_warm_again() {
     }
     assert_eq!(server.status()["pools"].as_array().unwrap().len(), 1);
     expect_right(&mut machine);
+    machine.finish();
+}
+
+/// As by `kill -9 PID; remoca disk ...`: sockets are open until the last thread has ended.
+#[test]
+fn a_process_that_starts_at_once_waits_for_one_that_was_killed_and_still_listens() {
+    let (_server, mut machine) = machine(Setup { seed: 91, ..Setup::default() });
+    machine.run(10);
+    machine.program.kill();
+    let socket = machine.disks[0].socket.clone();
+    std::fs::remove_file(&socket).unwrap();
+    let dying = UnixListener::bind(&socket).unwrap();
+    let end = std::thread::spawn(move || drop(dying.accept().unwrap()));
+    machine.restart();
+    end.join().unwrap();
+    machine.pages_sent = 0;
+    machine.run(10);
     machine.finish();
 }
 

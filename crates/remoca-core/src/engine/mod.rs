@@ -334,13 +334,12 @@ impl<M: Words> DiskEngine<M> {
         self.index.close();
     }
 
-    /// Returns how much memory of the guest is known of, in pages: what the index is made for, or without a cache what
-    /// [`Self::set_guest_memory`] has said.
-    pub fn guest_memory(&self) -> PageCount {
+    /// Returns how many pages of guest memory are covered: by the index, beyond the cached ones, or by the curve while there is no cache.
+    pub fn covered_guest_memory(&self) -> PageCount {
         if self.is_ghost() { self.guest_memory } else { self.index.layout().resident_limit() }
     }
 
-    /// Follows what is known of the guest's memory, in pages.
+    /// Follows a change of the guest's memory, in pages.
     pub fn set_guest_memory(&mut self, guest_memory: PageCount) {
         if std::mem::replace(&mut self.guest_memory, guest_memory) != guest_memory {
             self.follow_change();

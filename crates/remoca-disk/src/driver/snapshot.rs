@@ -60,7 +60,7 @@ pub(super) fn snapshot(vm: &mut Vm, migration: Option<MigrationStatus>) -> Statu
             buffer_bytes: vm.in_flight.buffer_bytes() as u64,
             known_blocks: u64::from(engine.known_blocks.0),
             guest_bytes: vm.guests.memory_bytes(),
-            guest_bytes_indexed: bytes(vm.engine.guest_memory().0),
+            guest_bytes_indexed: bytes(vm.engine.covered_guest_memory().0),
             guest_resident_bytes: vm.guests.resident_bytes(),
         },
     }

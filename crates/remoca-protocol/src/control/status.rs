@@ -60,7 +60,8 @@ impl Status {
         self.migration.as_ref().is_none_or(|migration| migration.has_disks)
     }
 
-    /// Returns whether the guest has more memory than the index is made for, or the curve without a cache. Without the disks there is no index of them.
+    /// Returns whether the guest has more memory than is covered ([`MemoryStatus::guest_bytes_indexed`]). A process whose disks are elsewhere
+    /// has an index that knows no guest, so it is never said of that.
     #[must_use]
     pub fn exceeds_index(&self) -> bool {
         self.has_disks() && self.memory.guest_bytes > self.memory.guest_bytes_indexed
@@ -172,8 +173,8 @@ pub struct CacheStatus {
     /// Source of the pages that enter the cache now: "evictions" that the agent reports, "frames" of guest memory
     /// before reads overwrite them, or blocks that the guest "reads".
     pub admission: String,
-    /// Policy by which evicted pages enter a full cache: "lru", or "bimodal" if none enters while the cache answers as much as it can, and
-    /// otherwise at most one page in 32, but all where what it holds is of another time.
+    /// Policy by which evicted pages enter a full cache: "lru" if all do; "bimodal" if none does while the cache answers as much as it can,
+    /// at most one in 32 otherwise, and all while the cache is renewed.
     #[serde(default)]
     pub insertion: String,
     /// Share of the last reads that LRU would have answered, as tried on a sample; `None` before the cache is full.
@@ -321,7 +322,7 @@ pub struct MemoryStatus {
     /// Guest memory, as far as the hypervisor shares it.
     #[serde(default)]
     pub guest_bytes: u64,
-    /// Guest memory for which the index has room in addition to the cache; without a cache, of which the curve knows.
+    /// Guest memory that the index has room for beside the cache; while there is no cache, that the curve covers.
     #[serde(default)]
     pub guest_bytes_indexed: u64,
     /// Memory of the host that the guest's memory takes now; `None` if the hypervisor shares none, or the host cannot tell.

@@ -264,8 +264,12 @@ fn state_lost(status: &Status) -> Option<Found> {
 fn trace(status: &Status) -> Option<Found> {
     let lost = status.trace_lost.filter(|lost| *lost > 0)?;
     let found = format!("lost {}: writing to the trace file fails or is too slow", count_of(lost, "record"));
-    let advice = "Is its file system full? A write error ends the trace: once there is room, `remoca upgrade";
-    Some(Found::warning("trace", found, format!("{advice} {}` goes on with it. The guest is not held up", status.name)))
+    let advice = format!(
+        "Is its file system full? A write error ends the trace: once there is room, `remoca upgrade {}` goes on with it. The guest is not held \
+         up",
+        status.name
+    );
+    Some(Found::warning("trace", found, advice))
 }
 
 impl Problem {

@@ -372,6 +372,18 @@ fn a_vm_whose_disks_are_elsewhere_is_not_told_to_name_a_server_nor_to_raise_the_
     assert_eq!(elsewhere.iter().map(|problem| problem.cause.as_str()).collect::<Vec<_>>(), ["disks-elsewhere"]);
 }
 
+/// It refuses an upgrade.
+#[test]
+fn a_process_without_its_disks_is_not_told_to_be_upgraded() {
+    for (has_disks, advice) in [(true, "`remoca upgrade web000`"), (false, "so it cannot be upgraded")] {
+        let mut status = full_status(0, 1);
+        status.is_replaced = true;
+        status.migration = Some(MigrationStatus { has_disks, incoming: None, peer: None, news: None });
+        let finding = process(&status).to_string();
+        assert!(finding.contains("replaced or removed") && finding.contains(advice), "{finding}");
+    }
+}
+
 #[test]
 fn one_server_that_is_away_is_one_problem_of_many_vms() {
     let lost = |number| {

@@ -226,6 +226,8 @@ fn without_a_cache_contents_of_blocks_that_were_read_or_written_show_evictions()
     }
     bench.do_from_disk(write(blocks(61, 1)), &page(61));
     (1..=61).for_each(|value| assert_eq!(evict(&mut bench, value), Evicted::Dropped));
+    let stats = bench.engine.stats();
+    assert_eq!((stats.evictions_dropped, stats.evictions_unjudged), (61, 61), "nobody looked them up");
     [2, 61].into_iter().for_each(|bno| _ = read(&mut bench, DISK, bno, u8::try_from(bno).unwrap()));
     // One of eight evictions is seen if the agent follows the advice, so each stands for eight.
     assert_eq!(bench.engine.advice(), 8);

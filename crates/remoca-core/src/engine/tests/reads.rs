@@ -107,6 +107,17 @@ fn replies_that_nobody_asked_for_do_nothing() {
     assert_eq!((bench.engine.stats().fetch_unexpected, bench.engine.lies_of(SERVER)), (3, 3));
 }
 
+/// A page that waits in this process never was at the server.
+#[test]
+fn no_server_is_blamed_for_a_page_that_it_never_had() {
+    let mut bench = Bench::connected();
+    bench.cache(3, 1);
+    let fetch = only_fetch(&bench.read(0, blocks(3, 1)));
+    let mut unsent = |fetch| bench.engine.handle_unsent_page(bench.now, SERVER, fetch, &page(9));
+    assert_eq!([fetch, FetchId(77)].map(&mut unsent), [PageOutcome::Wrong, PageOutcome::Unexpected]);
+    assert_eq!((bench.engine.stats().fetch_wrong, bench.engine.lies_of(SERVER)), (1, 0));
+}
+
 #[test]
 fn with_all_requests_in_use_the_disk_answers() {
     let mut bench = Bench::new(EngineConfig { fetch_limit: 1, ..config() });
